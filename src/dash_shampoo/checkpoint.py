@@ -1,0 +1,93 @@
+"""Loading and moving state without changing a bit of it.
+
+`torch.optim.Optimizer.load_state_dict` casts every tensor to its parameter's dtype, which would cut the float32 factors
+of a bfloat16 parameter down to bfloat16. `match` therefore hands the state over in `Held` boxes, which the base class
+passes through, and `release` opens them. Its other work is to let named parameters find their state in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dash_shampoo.options import name_of
+from dash_shampoo.stacks import layout
+
+
+class Held:
+    """A parameter's state on its way through the base class."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def release(state: dict[Any, Any]) -> None:
+    """Opens the boxes of `match`: from here on the state is the optimizer's own, on its parameters' devices."""
+    for parameter, held in state.items():
+        if isinstance(held, Held):
+            state[parameter] = {
+                name: value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
+                for name, value in held.state.items()
+            }
+
+
+def match(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict in the order of the optimizer's own parameters, checked against them and boxed.
+
+    Raises:
+        ValueError: the names differ, or a tensor has another shape than the parameter's blocks ask for.
+    """
+    groups = optimizer.param_groups
+    saved = state_dict["param_groups"]
+    if all("param_names" in group for group in chain(groups, saved)):
+        saved = _by_name(groups, saved)
+    ids = chain.from_iterable(group["params"] for group in saved)
+    parameters = chain.from_iterable(((p, group) for p in group["params"]) for group in groups)
+    states = dict(state_dict["state"])
+    for i, (parameter, group) in zip(ids, parameters, strict=False):
+        if i in states:
+            _check(states[i], layout(parameter, group), name_of(parameter, groups))
+            states[i] = Held(states[i])
+    return {**state_dict, "state": states, "param_groups": saved}
+
+
+def restore(views: Mapping[str, Tensor], old: Mapping[str, Any], name: str) -> None:
+    """Copies an earlier state into the stacks' views; what it lacks keeps its first value.
+
+    Raises:
+        ValueError: a tensor has another shape than its view.
+    """
+    _check(old, {key: view.shape for key, view in views.items()}, name)
+    for key, view in views.items():
+        if key in old:
+            view.copy_(old[key])
+
+
+def _check(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    for key, shape in shapes.items():
+        if key in state and tuple(state[key].shape) != tuple(shape):
+            raise ValueError(
+                f"the state of {name} does not fit: {key} is {tuple(state[key].shape)}, but its shape and block_size "
+                f"ask for {tuple(shape)}; use the block_size and the model that the state was made with"
+            )
+
+
+def _by_name(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The saved groups, in the order and division of the optimizer's own."""
+    places = {
+        name: (group, i) for group in saved for name, i in zip(group["param_names"], group["params"], strict=True)
+    }
+    own = [name for group in groups for name in group["param_names"]]
+    differing = sorted(places.keys() ^ set(own))
+    if differing:
+        raise ValueError(f"the state is of other parameters: {', '.join(differing[:5])} {'...' * (len(differing) > 5)}")
+    ordered = []
+    for group in groups:
+        names = group["param_names"]
+        options = places[names[0]][0] if names else group
+        ordered.append({**options, "params": [places[name][1] for name in names], "param_names": list(names)})
+    return ordered

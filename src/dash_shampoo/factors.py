@@ -1,0 +1,140 @@
+"""Factors: every left and right preconditioner of one size in one stack, with its inverse roots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.roots import Eigh, Solver, inverse_root
+from dash_shampoo.watch import Watch
+
+# The most stacks of a factor's size that a solver holds at a time.
+TEMPORARIES = 8
+
+
+class FactorKey(NamedTuple):
+    """What factors must have in common to share a stack."""
+
+    size: int
+    root: int
+    solver: Solver
+    damping: float
+    epsilon: float
+    max_workspace: int
+
+
+class Factors:
+    """The factors L and R of all blocks that share a `FactorKey`, and their inverse roots.
+
+    A factor and its inverse root are symmetric, so one (b + 1, b) array holds both: the factor's lower triangle from
+    the second row on, the inverse root's upper triangle up to the last row but one. This halves the state.
+
+    Attributes:
+        packed: (n, b + 1, b) factors (zero at first) and inverse roots (the identity until the first `update_roots`).
+        residual: (n,) certified residual of each last root.
+        failed: (n,) whether the last root of a factor was refused by its certificate; the one before it stays then.
+        failures: how many roots have been refused so far, a tensor on the factors' device.
+        rescued: how many factors have been solved again by the safer route.
+    """
+
+    def __init__(self, key: FactorKey, n: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.key = key
+        b = key.size
+        self.packed = torch.zeros(n, b + 1, b, dtype=dtype, device=device)
+        self.packed[:, :-1].diagonal(dim1=1, dim2=2).fill_(1)
+        self.lower = torch.ones(b, b, dtype=torch.bool, device=device).tril()
+        self.residual = torch.zeros(n, dtype=dtype, device=device)
+        self.failed = torch.zeros(n, dtype=torch.bool, device=device)
+        self.failures = torch.zeros((), dtype=torch.int64, device=device)
+        self.rescued = 0
+        self._watch = Watch()
+
+    def factor(self, lanes: slice | Tensor) -> Tensor:
+        """The factors in ``lanes``, unpacked: (k, b, b)."""
+        lower = self.packed[lanes][:, 1:].tril()
+        return lower.add_(lower.tril(-1).mT)
+
+    def inverse(self, lanes: slice | Tensor) -> Tensor:
+        """The inverse roots in ``lanes``, unpacked: (k, b, b)."""
+        upper = self.packed[lanes][:, :-1].triu()
+        return upper.add_(upper.triu(1).mT)
+
+    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
+        own = self.packed[lanes, 1:]
+        # Tensor cores may round the inputs here: what they compute is the product of a slightly moved gradient with
+        # itself, still positive semidefinite.
+        product = torch.bmm(half, half.mT).addcmul_(own, keep)
+        torch.where(self.lower, product, own, out=own)
+
+    def update_roots(self, lanes: Tensor | None) -> None:
+        """Recomputes the inverse roots of the factors in ``lanes`` (indices), or of all of them for ``None``.
+
+        Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
+        """
+        n = len(self.packed)
+        most = max(1, self.key.max_workspace // (TEMPORARIES * self.packed[:1].nbytes))
+        retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
+        ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
+        for some in ranges if lanes is None else lanes.split(most):
+            self._solve(some, self.key.solver, self.packed.dtype)
+        if retry and lanes is not None:
+            retry = sorted(set(retry) & set(lanes.tolist()))
+        for i in retry:
+            self._solve(slice(i, i + 1), Eigh(), torch.float64)
+        self.rescued += len(retry)
+        self.watch()
+
+    def watch(self) -> None:
+        """Has the next `update_roots` look after the factors that have failed up to now."""
+        self._watch.post(self.failed)
+
+    def _solve(self, lanes: slice | Tensor, solver: Solver, dtype: torch.dtype) -> None:
+        root = inverse_root(
+            self.factor(lanes).to(dtype),
+            self.key.root,
+            solver=solver,
+            damping=self.key.damping,
+            epsilon=self.key.epsilon,
+            previous=self.inverse(lanes).to(dtype),
+        )
+        packed = self.packed[lanes]
+        own = packed[:, :-1]
+        own.copy_(torch.where(self.lower.mT, root.value.to(own.dtype), own))
+        if isinstance(lanes, Tensor):
+            self.packed.index_copy_(0, lanes, packed)
+        self.residual[lanes] = root.residual.to(own.dtype)
+        self.failed[lanes] = ~root.ok
+        self.failures += (~root.ok).sum()
+
+
+class Side(NamedTuple):
+    """The factors on one side of a stack's blocks."""
+
+    factors: Factors
+    lanes: slice
+
+    def part(self, lanes: slice) -> Side:
+        """The side of a range of the stack's blocks."""
+        start = self.lanes.start
+        return Side(self.factors, slice(start + lanes.start, start + lanes.stop))
+
+    @property
+    def packed(self) -> Tensor:
+        """The side's packed factors and inverse roots: (blocks, b + 1, b)."""
+        return self.factors.packed[self.lanes]
+
+    @property
+    def failed(self) -> Tensor:
+        """Whether each last root was refused: (blocks,)."""
+        return self.factors.failed[self.lanes]
+
+    def accumulate(self, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (blocks, b, m) and ``keep`` (blocks, 1, 1)."""
+        self.factors.accumulate(self.lanes, half, keep)
+
+    def inverse(self) -> Tensor:
+        """The inverse roots: (blocks, b, b)."""
+        return self.factors.inverse(self.lanes)

@@ -1,0 +1,76 @@
+"""Grafting: Shampoo gives the direction of an update, a simpler method its length.
+
+Each method keeps at most one statistic of the gradients, of the gradient's own shape, and turns the (averaged) gradient
+into the step that it would take alone. `Dash` rescales every block of Shampoo's direction to that step's Frobenius norm
+(Anil et al., arXiv 2002.09018; Shi et al., arXiv 2309.06497).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+Scalar = float | Tensor  # a number, or one number per block: (n, 1, 1)
+
+
+class Grafting:
+    """A method whose step lends its norm. This base is SGD: no statistic, the step is the gradient itself."""
+
+    keeps_statistic = False
+
+    def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
+        """Takes ``gradient`` (n, r, c) into ``statistic`` (n, r, c), in place.
+
+        Args:
+            statistic: running statistic, zero at first.
+            gradient: zero in blocks that do not take this step.
+            live: (n, 1, 1), 1 for blocks that take this step and 0 for those that must stay as they are.
+            beta2: decay of the running mean of squares.
+        """
+
+    def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
+        """The method's own step (n, r, c) for the averaged gradient ``moment``; a new tensor or ``moment`` itself.
+
+        Args:
+            moment: (n, r, c) gradient, averaged and bias-corrected.
+            statistic: what `accumulate` keeps.
+            correction: 1 - beta2^t per block, or 1 without bias correction.
+            eps: added to the denominator.
+        """
+        return moment
+
+
+class AdaGrad(Grafting):
+    """Divides by the root of the sum of squared gradients (Duchi et al., 2011)."""
+
+    keeps_statistic = True
+
+    def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
+        statistic.addcmul_(gradient, gradient)
+
+    def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
+        assert statistic is not None
+        return moment / statistic.sqrt().add_(eps)
+
+
+class RMSprop(AdaGrad):
+    """Divides by the root of the running mean of squared gradients, without bias correction."""
+
+    def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
+        statistic.mul_(1 - (1 - beta2) * live).addcmul_(gradient, gradient * (1 - beta2))
+
+
+class Adam(RMSprop):
+    """RMSprop with bias correction (Kingma and Ba, arXiv 1412.6980)."""
+
+    def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
+        assert statistic is not None
+        return moment / (statistic / correction).sqrt_().add_(eps)
+
+
+METHODS: dict[str, Grafting | None] = {
+    "none": None,
+    "sgd": Grafting(),
+    "adagrad": AdaGrad(),
+    "rmsprop": RMSprop(),
+    "adam": Adam(),
+}

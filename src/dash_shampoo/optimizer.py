@@ -1,0 +1,283 @@
+"""Dash: Shampoo whose blocks are stacked over all layers and whose inverse roots are matrix products."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dash_shampoo import shampoo
+from dash_shampoo.checkpoint import match, release, restore
+from dash_shampoo.options import check_parameters, name_of, normalise, refuse_misspelt, structure
+from dash_shampoo.stacks import Bank, arrange
+
+
+class Dash(Optimizer):
+    """Shampoo with stacked blocks and inverse roots by matrix products (arXiv 2602.02016).
+
+    For each block G (r x c) of a parameter's gradient, seen as a matrix (first dimension, rest)::
+
+        L <- beta2 L + (1 - beta2) G G^T        R <- beta2 R + (1 - beta2) G^T G        M <- beta1 M + (1 - beta1) G
+        U  = (L + damping)^(-1/p) M (R + damping)^(-1/p)          the roots renewed every ``update_every`` steps
+        W <- (1 - lr weight_decay) W - lr U ||step||_F / ||U||_F     ``step`` is what the grafting method would do alone
+
+    Blocks of one shape, dtype and device go through each line in one batched call, whatever layers they come from.
+    Every option may be set per parameter group, and is read at each step. State is kept in float32, in float64 for
+    float64 parameters.
+
+    Args:
+        params: parameters, named parameters or groups, as for any `torch.optim.Optimizer`; see `param_groups`.
+        lr: learning rate, a number or a tensor of one element.
+        betas: decay of the gradient's mean M and of the factors L and R.
+        weight_decay: decoupled weight decay, as in AdamW.
+        block_size: largest rows and columns of a block. Larger blocks precondition more, and cost their cube.
+        solver: how inverse roots are computed: a name or a solver of `dash_shampoo.roots`.
+        update_every: steps between two renewals of a parameter's roots, counted from its first preconditioned step.
+        damping: added to a factor before its root, relative to the bound ||L^2||_F^(1/2) of its largest eigenvalue.
+        epsilon: added to a factor before its root, absolute (the paper's form of damping).
+        grafting: method that lends each block its norm: "adam", "rmsprop", "adagrad", "sgd" or "none".
+        graft_beta2: decay of the grafting method's squares; ``None`` is ``betas[1]``.
+        graft_eps: added to the grafting method's denominator, and to AdamW's.
+        momentum: momentum of the update, 0 for none.
+        nesterov: look ahead along that momentum.
+        root: the p of the inverse p-th roots; ``None`` is twice the number of preconditioned sides.
+        vectors: what moves 0-D and 1-D parameters: "adamw", or "shampoo" for 1-D ones (with L alone).
+        start_step: first step, by a parameter's own count, that Shampoo takes; the grafting method runs alone before.
+        bias_correction: whether means are corrected for their zero start.
+        maximize: go up the gradient.
+        algorithm: "shampoo", or "adamw" for a group that AdamW shall move.
+        on_nonfinite: what a gradient does that has a NaN or an infinity, or whose squared norm overflows: "skip" leaves
+            its parameter and its state as they are at this step; "raise" stops before any parameter moves, for which it
+            waits for the device at every step.
+        max_workspace: bytes that a stage of the step may use beside the state. Results do not depend on it; tiles of
+            2^24 elements and single factors are the least it can be cut to.
+
+    Raises:
+        ValueError: an option is out of range or unknown, or a parameter is in two places.
+        TypeError: a parameter is complex, not floating point, sparse or on the meta device.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        *,
+        block_size: int = 1024,
+        solver: Any = "minimax",
+        update_every: int = 1,
+        damping: float = 1e-4,
+        epsilon: float = 0.0,
+        grafting: str = "adam",
+        graft_beta2: float | None = None,
+        graft_eps: float = 1e-8,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        root: int | None = None,
+        vectors: str = "adamw",
+        start_step: int = 1,
+        bias_correction: bool = True,
+        maximize: bool = False,
+        algorithm: str = "shampoo",
+        on_nonfinite: str = "skip",
+        max_workspace: int = 1 << 30,
+    ) -> None:
+        options = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        self._banks: list[Bank] = []
+        self._arrangement: tuple[Any, ...] | None = None
+        self._warned = False
+        normalise(options)
+        super().__init__(params, options)
+
+    @classmethod
+    def paper(cls, params: Any, lr: float | Tensor = 1e-3, **options: Any) -> Dash:
+        """The configuration of arXiv 2602.02016: Newton-DB with 10 + 10 steps, exponent 1/4, roots at every step."""
+        paper = {
+            "solver": "newton-db-paper",
+            "damping": 0.0,
+            "epsilon": 1e-10,
+            "update_every": 1,
+            "root": None,
+        }
+        return cls(params, lr, **{**paper, **options})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, before the first step or after any other.
+
+        Raises:
+            ValueError: as for the constructor.
+            TypeError: as for the constructor.
+        """
+        group = {**self.defaults, **param_group}
+        refuse_misspelt(group, self.defaults)
+        normalise(group)
+        super().add_param_group(group)
+        try:
+            check_parameters(self.param_groups)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        release(self.state)
+        self._banks, self._arrangement, self._warned = [], None, False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave, bit for bit, whatever the parameters' dtype; parameters go by name if named.
+
+        Raises:
+            ValueError: the state is of other parameters or of blocks of another size; the message names the parameter.
+        """
+        # Registered last, so that it sees what the user's own hooks make of the state.
+        handle = self.register_load_state_dict_pre_hook(match)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def diagnostics(self) -> dict[str, float]:
+        """What went on inside, as plain numbers. Waits for the device.
+
+        Returns:
+            ``skipped``: steps that parameters skipped because their gradient was not finite, summed over parameters;
+            ``roots``: inverse roots that are kept; ``roots_failed``: solves that the certificate refused so far;
+            ``roots_stale``: roots whose last solve was refused; ``roots_rescued``: factors solved again by float64
+            eigendecomposition; ``residual``: largest certified residual.
+        """
+        factors = [factors for bank in self._banks for factors in bank.factors.values()]
+        return {
+            "skipped": sum(int(bank.skipped.sum()) for bank in self._banks),
+            "roots": sum(len(each.packed) for each in factors),
+            "roots_failed": sum(int(each.failures) for each in factors),
+            "roots_stale": sum(int(each.failed.sum()) for each in factors),
+            "roots_rescued": sum(each.rescued for each in factors),
+            "residual": max((float(each.residual.max()) for each in factors if len(each.residual)), default=0.0),
+        }
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Takes one step with the gradients that are there; parameters without one are left as they are.
+
+        Args:
+            closure: computes the loss and the gradients anew; its loss is returned.
+
+        Raises:
+            FloatingPointError: a gradient is not finite and its group says ``on_nonfinite="raise"``.
+            TypeError: a gradient is sparse.
+            ValueError: the groups' options have become invalid, or no longer fit the state.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._arrange()
+        banks = [bank for bank in self._banks if bank.has_gradients()]
+        finite = [bank.finite() for bank in banks]
+        for bank, (present, good) in zip(banks, finite, strict=True):
+            self._refuse_nonfinite(bank, present, good)
+        for bank, (present, good) in zip(banks, finite, strict=True):
+            self._step(bank, bank.admit(present, good))
+        self._warn_of_skipped_steps()
+        return loss
+
+    def _step(self, bank: Bank, taken: Tensor) -> None:
+        ages = self._advance(bank)
+        started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
+        for part in bank.parts:
+            live, steps = part.per_block(taken), part.per_block(bank.steps)
+            gradient = part.gather(live)
+            shampoo.update_factors(part, gradient, live, steps)
+            shampoo.update_moments(part, gradient, live)
+        for factors, lanes in bank.lanes_due(_due(bank, ages)):
+            factors.update_roots(lanes)
+        for part in bank.parts:
+            live, steps = part.per_block(taken), part.per_block(bank.steps)
+            update = shampoo.direction(part, steps, part.where(started))
+            update = shampoo.add_momentum(part, update, live)
+            part.apply(update, live)
+
+    def _refuse_nonfinite(self, bank: Bank, present: list[int], finite: Tensor) -> None:
+        """Raises for gradients that are not finite, where their groups ask for it; only that waits for the device."""
+        if all(bank.groups[i]["on_nonfinite"] == "skip" for i in present):
+            return
+        bad = [i for i, good in zip(present, finite.tolist(), strict=True) if not good]
+        names = [
+            name_of(bank.parameters[i], self.param_groups) for i in bad if bank.groups[i]["on_nonfinite"] == "raise"
+        ]
+        if names:
+            shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+            raise FloatingPointError(f"the gradient of {shown} is not finite; no parameter has been moved")
+
+    def _warn_of_skipped_steps(self) -> None:
+        if not self._warned and any(bank.has_skipped() for bank in self._banks):
+            self._warned = True
+            warnings.warn(
+                "a gradient was not finite: its parameter skips the step, which diagnostics() counts; "
+                "on_nonfinite='raise' stops there instead",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _arrange(self) -> None:
+        """Makes the stacks follow the parameters and options, if those have changed; the state moves along."""
+        entries = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None or parameter in self.state
+        ]
+        arrangement = (
+            [(id(parameter), parameter.device, parameter.dtype, parameter.shape) for parameter, _ in entries],
+            [(id(group), structure(group)) for group in self.param_groups],
+        )
+        if arrangement == self._arrangement:
+            return
+        for group in self.param_groups:
+            normalise(group)
+        check_parameters(self.param_groups)
+        banks = arrange(entries)
+        state: dict[Tensor, dict[str, Any]] = {}
+        for bank in banks:
+            for parameter, views in zip(bank.parameters, bank.states(), strict=True):
+                old = self.state.get(parameter, {})
+                restore(views, old, name_of(parameter, self.param_groups))
+                state[parameter] = {"age": old.get("age", 0), **views}
+            for factors in bank.factors.values():
+                factors.watch()
+        self.state.clear()
+        self.state.update(state)
+        self._banks, self._arrangement = banks, arrangement
+
+    def _advance(self, bank: Bank) -> list[int]:
+        """Counts a gradient for each parameter that has one; returns how many each has had so far."""
+        ages = []
+        for parameter in bank.parameters:
+            state = self.state[parameter]
+            state["age"] += parameter.grad is not None
+            ages.append(state["age"])
+        return ages
+
+
+def _due(bank: Bank, ages: list[int]) -> list[bool]:
+    """Whether each parameter's roots are renewed at this step."""
+    return [
+        parameter.grad is not None
+        and age >= group["start_step"]
+        and (age - group["start_step"]) % group["update_every"] == 0
+        for parameter, group, age in zip(bank.parameters, bank.groups, ages, strict=True)
+    ]

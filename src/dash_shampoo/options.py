@@ -1,0 +1,159 @@
+"""The options of a parameter group: what they may be, and which parameters may share a stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.grafting import METHODS
+from dash_shampoo.roots import inverse_root, resolve_solver, solver_options
+
+ALGORITHMS = ("shampoo", "adamw")
+VECTORS = ("adamw", "shampoo")
+
+# A change of one of these moves parameters to other stacks; every other option is read anew at each step.
+STRUCTURE = (
+    "algorithm",
+    "vectors",
+    "block_size",
+    "solver",
+    "damping",
+    "epsilon",
+    "root",
+    "grafting",
+    "bias_correction",
+    "nesterov",
+    "maximize",
+    "max_workspace",
+)
+
+
+def structure(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The options of ``group`` that decide which stacks its parameters live in."""
+    options = [group[name] for name in STRUCTURE if name != "solver"]
+    return (*options, resolve_solver(group["solver"]), group["momentum"] > 0)
+
+
+def normalise(group: dict[str, Any]) -> None:
+    """Checks the options of ``group`` and writes those with several spellings in their plain form.
+
+    Raises:
+        ValueError: an option is out of its range or not one of its names; the message says what it may be.
+    """
+    group["solver"] = solver_options(group["solver"])
+    lr = group["lr"]
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr must be a number or a tensor of one element, not a tensor of shape {tuple(lr.shape)}")
+    else:
+        _number("lr", lr, 0.0)
+    betas = group["betas"]
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"betas must be two numbers, not {betas!r}")
+    for name, beta in (("betas[0]", betas[0]), ("betas[1]", betas[1]), ("graft_beta2", group["graft_beta2"])):
+        if beta is not None:
+            _number(name, beta, 0.0, 1.0)
+    _number("weight_decay", group["weight_decay"], 0.0)
+    _number("momentum", group["momentum"], 0.0, 1.0)
+    _number("graft_eps", group["graft_eps"], 0.0)
+    _name("algorithm", group["algorithm"], ALGORITHMS)
+    _name("vectors", group["vectors"], VECTORS)
+    _name("on_nonfinite", group["on_nonfinite"], ("skip", "raise"))
+    _name("grafting", group["grafting"], tuple(METHODS))
+    for name in ("block_size", "update_every", "start_step", "max_workspace"):
+        _count(name, group[name])
+    if group["root"] is not None:
+        _count("root", group["root"])
+    if group["nesterov"] and not group["momentum"]:
+        raise ValueError("nesterov needs momentum > 0")
+    if group["start_step"] > 1 and group["grafting"] == "none":
+        raise ValueError("start_step > 1 needs a grafting method: it is what runs before Shampoo starts")
+    for root in roots(group):
+        empty = torch.empty(0, 1, 1)
+        inverse_root(empty, root, solver=group["solver"], damping=group["damping"], epsilon=group["epsilon"])
+
+
+def refuse_misspelt(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raises ValueError for a key of ``group`` that is no option but nearly spelt like one.
+
+    Other unknown keys are the user's and the schedulers' own.
+    """
+    for name in group.keys() - known.keys() - {"params", "param_names"}:
+        close = get_close_matches(str(name), known, n=1, cutoff=0.85)
+        if close:
+            raise ValueError(f"unknown option {name!r} in a parameter group; did you mean {close[0]!r}?")
+
+
+def name_of(parameter: Tensor, groups: list[dict[str, Any]]) -> str:
+    """What messages call a parameter: its name if the groups have names, else its place in them."""
+    for i, group in enumerate(groups):
+        for j, other in enumerate(group["params"]):
+            if other is parameter:
+                return str(group["param_names"][j]) if "param_names" in group else f"parameter {j} of group {i}"
+    return "a parameter"
+
+
+def check_parameters(groups: list[dict[str, Any]]) -> None:
+    """Refuses parameters that Dash cannot move.
+
+    Raises:
+        TypeError: complex, not floating point, sparse, distributed or on the meta device, or with a sparse gradient.
+        ValueError: twice in the groups.
+    """
+    seen: set[int] = set()
+    for group in groups:
+        for parameter in group["params"]:
+            problem = _problem(parameter)
+            if problem:
+                raise TypeError(f"{name_of(parameter, groups)} {problem}")
+            if id(parameter) in seen:
+                raise ValueError(f"{name_of(parameter, groups)} is in the parameter groups more than once")
+            seen.add(id(parameter))
+
+
+def _problem(parameter: Tensor) -> str | None:
+    if parameter.is_complex():
+        return "is complex; Dash moves real parameters only: optimise torch.view_as_real of it"
+    if not parameter.is_floating_point():
+        return f"has dtype {parameter.dtype}; Dash moves floating-point parameters only"
+    if parameter.layout != torch.strided:
+        return "is sparse; Dash moves dense parameters only: give it to another optimizer"
+    if parameter.is_meta:
+        return "is on the meta device: materialise the model first, with model.to_empty(device=...)"
+    if hasattr(parameter, "placements"):
+        return "is a DTensor, which Dash cannot shard yet: replicate it, or give it to another optimizer"
+    if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        return "has a sparse gradient; use dense gradients (sparse=False in nn.Embedding)"
+    return None
+
+
+def roots(group: Mapping[str, Any]) -> tuple[int, ...]:
+    """The roots p that a group's solver may be asked for."""
+    if group["algorithm"] != "shampoo":
+        return ()
+    if group["root"] is not None:
+        return (group["root"],)
+    return (2, 4) if group["vectors"] == "shampoo" else (4,)
+
+
+def _number(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value < high:
+        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), not {value!r}")
+
+
+def _count(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+
+
+def _name(option: str, value: Any, names: tuple[str, ...]) -> None:
+    if value not in names:
+        close = get_close_matches(str(value), names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown {option} {value!r}: it may be {', '.join(names)}{hint}")
