@@ -14,6 +14,16 @@ from dash_shampoo.watch import Watch
 TEMPORARIES = 8
 
 
+def workspace(most: int | None, device: torch.device) -> int:
+    """Bytes that a stage of the step may use: ``most``, or what is fast on ``device``.
+
+    On a CPU small temporaries stay in the caches; an accelerator wants large batches.
+    """
+    if most is not None:
+        return most
+    return 1 << 26 if device.type == "cpu" else 1 << 30
+
+
 class FactorKey(NamedTuple):
     """What factors must have in common to share a stack."""
 
@@ -22,7 +32,7 @@ class FactorKey(NamedTuple):
     solver: Solver
     damping: float
     epsilon: float
-    max_workspace: int
+    max_workspace: int | None
 
 
 class Factors:
@@ -75,7 +85,7 @@ class Factors:
         Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
         """
         n = len(self.packed)
-        most = max(1, self.key.max_workspace // (TEMPORARIES * self.packed[:1].nbytes))
+        most = max(1, workspace(self.key.max_workspace, self.packed.device) // (TEMPORARIES * self.packed[:1].nbytes))
         retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
         ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
         for some in ranges if lanes is None else lanes.split(most):

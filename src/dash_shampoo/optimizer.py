@@ -198,14 +198,15 @@ class Dash(Optimizer):
     def _step(self, bank: Bank, taken: Tensor) -> None:
         ages = self._advance(bank)
         started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
-        for part in bank.parts:
+        parts = [part for part in bank.parts if part.has_gradients()]
+        for part in parts:
             live, steps = part.per_block(taken), part.per_block(bank.steps)
             gradient = part.gather(live)
             shampoo.update_factors(part, gradient, live, steps)
             shampoo.update_moments(part, gradient, live)
         for factors, lanes in bank.lanes_due(_due(bank, ages)):
             factors.update_roots(lanes)
-        for part in bank.parts:
+        for part in parts:
             live, steps = part.per_block(taken), part.per_block(bank.steps)
             update = shampoo.direction(part, steps, part.where(started))
             update = shampoo.add_momentum(part, update, live)

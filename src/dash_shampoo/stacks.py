@@ -67,6 +67,10 @@ class Part:
         owners = torch.tensor([member.index for member in members])
         self.owner = owners.repeat_interleave(torch.tensor(counts)).to(device)  # (n,)
 
+    def has_gradients(self) -> bool:
+        """Whether any member has a gradient."""
+        return any(member.parameter.grad is not None for member in self.members)
+
     def per_block(self, values: Tensor) -> Tensor:
         """One value per parameter of the bank (p,) spread over this part's blocks: (n, 1, 1)."""
         return values[self.owner].view(-1, 1, 1)
