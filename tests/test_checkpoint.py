@@ -142,7 +142,7 @@ def test_state_of_another_model_is_refused() -> None:
     run(optimizer, params, range(1))
     with pytest.raises(ValueError, match=r"parameter 0 of group 0.*\(1, 8, 8\).*\(1, 8, 6\)"):
         Dash(others, block_size=8).load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match="different number of parameter groups|size of optimizer's group"):
+    with pytest.raises(ValueError, match=r"different number of parameter groups|size of optimizer's group"):
         Dash(params + others, block_size=8).load_state_dict(optimizer.state_dict())
 
 

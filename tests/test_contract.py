@@ -59,7 +59,7 @@ def test_a_late_first_gradient_moves_a_parameter_like_its_twin(update_every: int
     optimizer = Dash([early, late], lr=0.1, block_size=4, update_every=update_every, solver="eigh")
     trace: dict[int, list[Tensor]] = {0: [], 1: []}
     for step in range(9):
-        for which, (parameter, delay) in enumerate([(early, 0), (late, 2)]):
+        for parameter, delay in [(early, 0), (late, 2)]:
             parameter.grad = None
             if step >= delay:
                 give_gradients([parameter], step - delay)
@@ -163,7 +163,7 @@ def test_a_spike_does_not_stop_learning() -> None:
 
 def test_gradients_and_random_numbers_are_unchanged_by_a_step() -> None:
     params = parameters(SHAPES, torch.float32)
-    optimizer = Dash(params, lr=0.1, block_size=4, weight_decay=0.1, maximize=True, solver="newton-db-paper", damping=0.0)
+    optimizer = Dash.paper(params, lr=0.1, block_size=4, weight_decay=0.1, maximize=True)
     for step in range(3):
         give_gradients(params, step)
         gradients, random = [parameter.grad.clone() for parameter in params], torch.get_rng_state()
@@ -229,7 +229,7 @@ def test_options_are_per_group_though_groups_share_stacks() -> None:
         lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=True),
         lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
         lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        torch.optim.lr_scheduler.ReduceLROnPlateau,
     ],
 )
 def test_schedulers_drive_dash_as_they_drive_adamw(make: Any) -> None:

@@ -53,8 +53,8 @@ class Dash(Optimizer):
         on_nonfinite: what a gradient does that has a NaN or an infinity, or whose squared norm overflows: "skip" leaves
             its parameter and its state as they are at this step; "raise" stops before any parameter moves, for which it
             waits for the device at every step.
-        max_workspace: bytes that a stage of the step may use beside the state. Results do not depend on it; tiles of
-            2^24 elements and single factors are the least it can be cut to.
+        max_workspace: bytes that a stage of the step may use beside the state; ``None`` is 64 MiB on a CPU, whose
+            caches it suits, and 1 GiB elsewhere. It cannot go below tiles of 2^22 elements and single factors.
 
     Raises:
         ValueError: an option is out of range or unknown, or a parameter is in two places.
@@ -85,7 +85,7 @@ class Dash(Optimizer):
         maximize: bool = False,
         algorithm: str = "shampoo",
         on_nonfinite: str = "skip",
-        max_workspace: int = 1 << 30,
+        max_workspace: int | None = None,
     ) -> None:
         options = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         self._banks: list[Bank] = []

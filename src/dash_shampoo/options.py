@@ -66,10 +66,9 @@ def normalise(group: dict[str, Any]) -> None:
     _name("vectors", group["vectors"], VECTORS)
     _name("on_nonfinite", group["on_nonfinite"], ("skip", "raise"))
     _name("grafting", group["grafting"], tuple(METHODS))
-    for name in ("block_size", "update_every", "start_step", "max_workspace"):
-        _count(name, group[name])
-    if group["root"] is not None:
-        _count("root", group["root"])
+    for name in ("block_size", "update_every", "start_step", "max_workspace", "root"):
+        if group[name] is not None or name not in ("max_workspace", "root"):
+            _count(name, group[name])
     if group["nesterov"] and not group["momentum"]:
         raise ValueError("nesterov needs momentum > 0")
     if group["start_step"] > 1 and group["grafting"] == "none":

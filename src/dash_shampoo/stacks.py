@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import Tile, as_matrix, is_matrix_view, matrix_shape, tiles
-from dash_shampoo.factors import FactorKey, Factors, Side
+from dash_shampoo.factors import FactorKey, Factors, Side, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
 from dash_shampoo.roots import resolve_solver
 from dash_shampoo.watch import Watch
@@ -24,7 +24,7 @@ from dash_shampoo.watch import Watch
 TEMPORARIES = 6
 
 # The most elements of a tile: larger grids are cut, so that one large parameter does not decide the workspace.
-TILE_ELEMENTS = 1 << 24
+TILE_ELEMENTS = 1 << 22
 
 
 class StackKey(NamedTuple):
@@ -37,7 +37,7 @@ class StackKey(NamedTuple):
     nesterov: bool
     bias_correction: bool
     maximize: bool
-    max_workspace: int
+    max_workspace: int | None
 
 
 class Member(NamedTuple):
@@ -177,7 +177,7 @@ class Stack:
         keeps = self.grafting is not None and self.grafting.keeps_statistic
         self.statistic = torch.zeros_like(self.moment) if keeps else None
         self.velocity = torch.zeros_like(self.moment) if key.momentum else None
-        self.parts = [Part(self, some, lanes, device) for some, lanes in _portions(key, members, dtype)]
+        self.parts = [Part(self, some, lanes, device) for some, lanes in _portions(key, members, dtype, device)]
 
     def states(self) -> Iterator[tuple[Member, dict[str, Tensor]]]:
         """Each member with the views of this stack that are its state."""
@@ -199,9 +199,12 @@ def weight(sides: int, rows: int, columns: int) -> int:
     return max(rows * columns, *(size * size for size in (rows, columns)[:sides]), 0)
 
 
-def _portions(key: StackKey, members: list[Member], dtype: torch.dtype) -> Iterator[tuple[list[Member], slice]]:
+def _portions(
+    key: StackKey, members: list[Member], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[list[Member], slice]]:
     """Runs of members that fit the workspace, or of one member, with the lanes they take up."""
-    most = key.max_workspace // (TEMPORARIES * dtype.itemsize * weight(len(key.factors), *key.block))
+    block = TEMPORARIES * dtype.itemsize * weight(len(key.factors), *key.block)
+    most = workspace(key.max_workspace, device) // block
     portion: list[Member] = []
     start = stop = 0
     for member in members:
