@@ -496,3 +496,15 @@ def test_sparse_gradient_is_refused_by_name() -> None:
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match="weight has a sparse gradient"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("forget", [lambda o, p: o.state.pop(p), lambda o, p: o.state[p].clear()])
+def test_a_parameter_whose_state_is_taken_away_starts_anew(forget: Any) -> None:
+    params, twins = parameters(SHAPES), parameters(SHAPES)
+    optimizer = Dash(params, lr=0.1, block_size=4, solver="eigh")
+    run(optimizer, params, range(3))
+    forget(optimizer, params[0])
+    twins[0].data.copy_(params[0].data)
+    run(optimizer, params, range(3))
+    run(Dash(twins, lr=0.1, block_size=4, solver="eigh"), twins, range(3))
+    torch.testing.assert_close(params[0], twins[0], rtol=1e-12, atol=1e-12)

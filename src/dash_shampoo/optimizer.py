@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import match, release, restore
-from dash_shampoo.options import check_parameters, name_of, normalise, refuse_misspelt, structure
+from dash_shampoo.options import check_parameters, name_of, normalise, refuse_duplicates, refuse_misspelt, structure
 from dash_shampoo.stacks import Bank, arrange
 
 
@@ -114,12 +114,15 @@ class Dash(Optimizer):
             TypeError: as for the constructor.
         """
         group = {**self.defaults, **param_group}
+        if not isinstance(group["params"], (Tensor, set)):
+            group["params"] = list(group["params"])
+            refuse_duplicates(group["params"])
         refuse_misspelt(group, self.defaults)
         normalise(group)
         super().add_param_group(group)
         try:
             check_parameters(self.param_groups)
-        except (TypeError, ValueError):
+        except TypeError:
             self.param_groups.pop()
             raise
 
@@ -242,11 +245,8 @@ class Dash(Optimizer):
             for parameter in group["params"]
             if parameter.grad is not None or parameter in self.state
         ]
-        arrangement = (
-            [(id(parameter), parameter.device, parameter.dtype, parameter.shape) for parameter, _ in entries],
-            [(id(group), structure(group)) for group in self.param_groups],
-        )
-        if arrangement == self._arrangement:
+        sparse = any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in entries)
+        if self._signature(entries) == self._arrangement and not sparse:
             return
         for group in self.param_groups:
             normalise(group)
@@ -262,7 +262,15 @@ class Dash(Optimizer):
                 factors.watch()
         self.state.clear()
         self.state.update(state)
-        self._banks, self._arrangement = banks, arrangement
+        self._banks, self._arrangement = banks, self._signature(entries)
+
+    def _signature(self, entries: list[tuple[Tensor, dict[str, Any]]]) -> tuple[Any, ...]:
+        """What the stacks depend on. A parameter whose state was taken out of ``self.state`` starts anew."""
+        parameters = [
+            (id(p), p.device, p.dtype, p.shape, id(self.state.get(p)), "age" in self.state.get(p, ()))
+            for p, _ in entries
+        ]
+        return parameters, [(id(group), structure(group)) for group in self.param_groups]
 
     def _advance(self, bank: Bank) -> list[int]:
         """Counts a gradient for each parameter that has one; returns how many each has had so far."""

@@ -103,17 +103,22 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
 
     Raises:
         TypeError: complex, not floating point, sparse, distributed or on the meta device, or with a sparse gradient.
-        ValueError: twice in the groups.
     """
-    seen: set[int] = set()
     for group in groups:
         for parameter in group["params"]:
             problem = _problem(parameter)
             if problem:
                 raise TypeError(f"{name_of(parameter, groups)} {problem}")
-            if id(parameter) in seen:
-                raise ValueError(f"{name_of(parameter, groups)} is in the parameter groups more than once")
-            seen.add(id(parameter))
+
+
+def refuse_duplicates(params: list[Any]) -> None:
+    """Raises ValueError for a list of parameters, or of (name, parameter) pairs, that has one of them twice."""
+    seen: set[int] = set()
+    for i, entry in enumerate(params):
+        name, parameter = entry if isinstance(entry, tuple) else (f"parameter {i}", entry)
+        if id(parameter) in seen:
+            raise ValueError(f"{name} is in its parameter group more than once")
+        seen.add(id(parameter))
 
 
 def _problem(parameter: Tensor) -> str | None:
