@@ -1,0 +1,105 @@
+"""Products of stacks of matrices, in a precision that is a property of the product.
+
+The formats narrower than float32 round the factors, and add up in float32; the split formats write each factor as the
+sum of two narrow ones and multiply three times. float64 stacks are always multiplied in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
+_ROUNDOFF = {
+    "fp32": 2.0**-24,
+    "bf16x3": 2.0**-17,
+    "fp16x3": 2.0**-22,
+    "tf32": 2.0**-11,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+}
+PRECISIONS = tuple(_ROUNDOFF)
+
+# The low half of a split is scaled up, so that it does not fall below the smallest normal float16.
+_LOW = 2048.0
+
+
+class Product(Protocol):
+    """A product of two stacks (n, b, b) and (n, b, m), as `matmul` with its precision fixed."""
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor: ...
+
+
+def unit_roundoff(precision: str, dtype: torch.dtype = torch.float32) -> float:
+    """The relative error with which ``precision`` represents a factor of ``dtype``."""
+    return 2.0**-53 if dtype == torch.float64 else _ROUNDOFF[precision]
+
+
+def matmul(a: Tensor, b: Tensor, *, precision: str = "fp32") -> Tensor:
+    """The products of two stacks of matrices.
+
+    Args:
+        a: (n, r, k), float32 or float64.
+        b: (n, k, c), of the same dtype.
+        precision: one of `PRECISIONS`; float64 ignores it. "fp32" is true float32 inside `strict_products`, whatever
+            the global flags say; outside, torch's flags decide what float32 means.
+
+    Returns:
+        (n, r, c), of the same dtype.
+
+    Raises:
+        ValueError: the precision is unknown.
+    """
+    if precision not in _ROUNDOFF:
+        raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
+    if precision == "fp32" or a.dtype == torch.float64:
+        return torch.bmm(a, b)
+    if precision == "tf32":
+        return torch.bmm(_round_tf32(a), _round_tf32(b))
+    narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
+    if not precision.endswith("x3"):
+        return _narrow_product(a.to(narrow), b.to(narrow))
+    scale = _LOW if narrow == torch.float16 else 1.0
+    (a_high, a_low), (b_high, b_low) = _split(a, narrow, scale), _split(b, narrow, scale)
+    cross = _narrow_product(a_high, b_low) + _narrow_product(a_low, b_high)
+    return _narrow_product(a_high, b_high).add_(cross, alpha=1 / scale)
+
+
+def _split(matrix: Tensor, narrow: torch.dtype, scale: float) -> tuple[Tensor, Tensor]:
+    """``matrix`` as high + low / ``scale``, both in the ``narrow`` dtype."""
+    high = matrix.to(narrow)
+    return high, ((matrix - high.float()) * scale).to(narrow)
+
+
+def _narrow_product(a: Tensor, b: Tensor) -> Tensor:
+    """The float32 product of two stacks in a narrow dtype: what tensor cores compute."""
+    if a.device.type == "cuda":
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+def _round_tf32(matrix: Tensor) -> Tensor:
+    """Rounds to the 10 explicit bits of TF32's significand, to nearest; a further rounding by tensor cores is void."""
+    bits = matrix.contiguous().view(torch.int32)
+    return bits.add(1 << 12).bitwise_and_(-(1 << 13)).view(torch.float32)
+
+
+@contextmanager
+def strict_products() -> Iterator[None]:
+    """Makes float32 products true float32 ones inside, whatever the global TF32 and bfloat16 flags; restores them after.
+
+    The flags are the process's own, so a product on another thread meanwhile is strict too.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,27 @@
+"""Inverse p-th roots of stacks of symmetric positive semidefinite matrices."""
+
+from dash_shampoo.roots.chebyshev import Chebyshev
+from dash_shampoo.roots.coupled_newton import CoupledNewton, CoupledNewtonPaper
+from dash_shampoo.roots.door import SOLVERS, Root, inverse_root, resolve_solver, solver_options
+from dash_shampoo.roots.eigh import Eigh
+from dash_shampoo.roots.minimax import Minimax
+from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
+from dash_shampoo.roots.scaling import SCALINGS
+from dash_shampoo.roots.solver import Solver
+
+__all__ = [
+    "SCALINGS",
+    "SOLVERS",
+    "Chebyshev",
+    "CoupledNewton",
+    "CoupledNewtonPaper",
+    "Eigh",
+    "Minimax",
+    "NewtonDB",
+    "NewtonDBPaper",
+    "Root",
+    "Solver",
+    "inverse_root",
+    "resolve_solver",
+    "solver_options",
+]

@@ -1,0 +1,48 @@
+"""Eigendecomposition: the careful reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.kernels import Product
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum
+
+
+@dataclass(frozen=True)
+class Eigh(Solver):
+    """V diag(lambda^(-1/p)) V^T, from `torch.linalg.eigh` (the solver called EVD in arXiv 2602.02016).
+
+    Eigenvalues below what damping has added to all of them are rounding, and are taken for that. A matrix whose decomposition fails is
+    decomposed again alone, in float64; if that fails too its root is NaN, and no other is touched. On an accelerator the
+    decomposition itself waits for the device.
+    """
+
+    name: ClassVar[str] = "eigh"
+
+    def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
+        values, vectors = _decompose(scaled.matrix)  # (n, b), (n, b, b)
+        values = torch.maximum(values, scaled.floor.squeeze(2))
+        return product(vectors * values.pow(-1 / p).unsqueeze(1), vectors.mT)
+
+
+def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:
+        pairs = [_decompose_alone(one) for one in matrix]
+        return torch.stack([values for values, _ in pairs]), torch.stack([vectors for _, vectors in pairs])
+    return values, vectors
+
+
+def _decompose_alone(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    for dtype in (matrix.dtype, torch.float64):
+        try:
+            values, vectors = torch.linalg.eigh(matrix.to(dtype))
+        except torch.linalg.LinAlgError:
+            continue
+        return values.to(matrix.dtype), vectors.to(matrix.dtype)
+    return matrix.new_full(matrix.shape[:1], torch.nan), torch.full_like(matrix, torch.nan)

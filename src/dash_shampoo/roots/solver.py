@@ -1,0 +1,100 @@
+"""What every solver is: a frozen description of how to compute X = A^(-1/p) for matrices with spectrum in (0, 1]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.kernels import Product
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What is known, before any data is seen, of a stack of scaled matrices.
+
+    Attributes:
+        low: lower end of the spectrum; 0 if nothing is known.
+        high: upper end of the spectrum.
+    """
+
+    low: float
+    high: float = 1.0
+
+
+class Scaled(NamedTuple):
+    """A stack to solve.
+
+    Attributes:
+        matrix: (n, b, b), symmetric, with its spectrum in (0, 1].
+        square: (n, b, b), its square.
+        floor: (n, 1, 1), what damping has added to every eigenvalue: none is smaller but by rounding.
+    """
+
+    matrix: Tensor
+    square: Tensor
+    floor: Tensor
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Base of the solvers.
+
+    Attributes:
+        name: what options call the solver.
+        scaling: how a stack is scaled before it is solved unless the caller says otherwise.
+        certified: whether roots with a larger residual than the solver promises are refused. The paper's own settings
+            are not: they are here to be compared with, and give what they give.
+    """
+
+    name: ClassVar[str] = ""
+    scaling: ClassVar[str] = "bound"
+    certified: ClassVar[bool] = True
+
+    def check(self, p: int, spectrum: Spectrum) -> None:
+        """Raises ValueError if the solver cannot do this root, with what can."""
+
+    def error(self, p: int, spectrum: Spectrum) -> float:
+        """Largest relative error of the root's eigenvalues in exact arithmetic."""
+        return 0.0
+
+    def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
+        """The inverse p-th roots (n, b, b) of the scaled matrices."""
+        raise NotImplementedError
+
+
+def identity_like(matrix: Tensor) -> Tensor:
+    """The identity, for a stack: (1, b, b)."""
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).unsqueeze(0)
+
+
+def add_to_diagonal(matrix: Tensor, value: float | Tensor) -> Tensor:
+    """Adds a number, or one per matrix (n, 1), to the diagonals of a stack, in place."""
+    matrix.diagonal(dim1=1, dim2=2).add_(value)
+    return matrix
+
+
+def power(matrix: Tensor, exponent: int, product: Product) -> Tensor:
+    """``matrix`` to a positive integer power, in floor(log2) products and one for each further bit."""
+    result = None
+    while True:
+        if exponent & 1:
+            result = matrix if result is None else product(result, matrix)
+        exponent >>= 1
+        if not exponent:
+            assert result is not None
+            return result
+        matrix = product(matrix, matrix)
+
+
+def congruence(matrix: Tensor, factor: Tensor, p: int, product: Product) -> Tensor:
+    """factor^p matrix for commuting symmetric stacks, as factor^(p/2) matrix factor^(p/2) where p is even.
+
+    Both forms need as many products; the two-sided one stays symmetric but for rounding.
+    """
+    if p % 2:
+        return product(power(factor, p, product), matrix)
+    half = power(factor, p // 2, product)
+    return product(product(half, matrix), half)
