@@ -1,0 +1,60 @@
+"""The command `dash-shampoo`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("typer", "rich", "matplotlib", "tensorboard", "numpy")
+
+
+def main() -> None:
+    """Runs the command; exits with 2 after one line for mistakes of the user, with 130 after an interruption."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        sys.exit(_complain(f"the command needs {', '.join(missing)}: pip install 'dash-shampoo[train]'"))
+    import typer
+
+    from dash_shampoo.train.errors import InputError
+
+    # typer brings its own copy of click in some versions; this is the base of its errors in all of them.
+    usage_error = typer.BadParameter.__base__
+    assert usage_error is not None
+    try:
+        code = typer.main.get_command(build())(standalone_mode=False)
+    except InputError as error:
+        code = _complain(str(error))
+    except usage_error as error:
+        code = _complain(error.format_message())  # type: ignore[attr-defined]
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code or 0)
+
+
+def build() -> object:
+    """The typer application with its sub-commands."""
+    import typer
+
+    import dash_shampoo
+    from dash_shampoo.train.command import command as train
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    def version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"dash-shampoo {dash_shampoo.__version__}")
+            raise typer.Exit
+
+    @app.callback(invoke_without_command=False)
+    def root(
+        show: bool = typer.Option(False, "--version", callback=version, is_eager=True, help="Show the version."),
+    ) -> None:
+        """Shampoo for PyTorch, cheap enough to use."""
+
+    app.command("train")(train)
+    return app
+
+
+def _complain(message: str) -> int:
+    print("dash-shampoo: " + " ".join(message.split()), file=sys.stderr)
+    return 2

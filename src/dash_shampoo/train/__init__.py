@@ -1,0 +1,1 @@
+"""Training Llama-type models on text, for the command `dash-shampoo train`."""

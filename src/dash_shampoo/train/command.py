@@ -1,0 +1,104 @@
+"""The sub-command `dash-shampoo train`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dash_shampoo.train.errors import InputError
+from dash_shampoo.train.loop import INTERRUPTED, Result, sizes, train
+from dash_shampoo.train.run import Run
+from dash_shampoo.train.settings import OPTIMIZERS, SCHEDULES, load_settings, parse_option
+
+Text = str | None
+Whole = int | None
+Number = float | None
+
+MODEL, DATA, OPTIMIZATION, RUNNING = "Model", "Data", "Optimization", "Running"
+DASH = ("solver", "block_size", "update_every", "damping", "root", "grafting", "start_step", "momentum")
+
+
+def option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+
+
+def command(
+    model: Annotated[Text, option(MODEL, f"Size: {sizes()} (tiny).")] = None,
+    layers: Annotated[Whole, option(MODEL, "Number of layers.")] = None,
+    width: Annotated[Whole, option(MODEL, "Width of the residual stream.")] = None,
+    heads: Annotated[Whole, option(MODEL, "Number of attention heads.")] = None,
+    kv_heads: Annotated[Whole, option(MODEL, "Number of key-value heads (as many as heads).")] = None,
+    hidden: Annotated[Whole, option(MODEL, "Width inside SwiGLU.")] = None,
+    tied: Annotated[bool | None, option(MODEL, "Share the embedding with the head.", "--tied/--untied")] = None,
+    data: Annotated[
+        Text, option(DATA, "Text file, folder, .bin of uint16 tokens or hub:NAME (Python's standard library).")
+    ] = None,
+    tokenizer: Annotated[Text, option(DATA, "bytes, chars or a file of the tokenizers package (bytes).")] = None,
+    context: Annotated[Whole, option(DATA, "Length of a sequence.")] = None,
+    batch_size: Annotated[Whole, option(DATA, "Sequences in a batch (12).")] = None,
+    accumulate: Annotated[Whole, option(DATA, "Batches whose gradients make a step (1).")] = None,
+    optimizer: Annotated[Text, option(OPTIMIZATION, f"{', '.join(OPTIMIZERS)} (dash).")] = None,
+    lr: Annotated[Number, option(OPTIMIZATION, "Peak learning rate (dash, muon 0.01; adamw 0.003; sgd 0.1).")] = None,
+    weight_decay: Annotated[Number, option(OPTIMIZATION, "Weight decay of matrices and embeddings (0).")] = None,
+    steps: Annotated[Whole, option(OPTIMIZATION, "Steps of the optimizer (2000).")] = None,
+    schedule: Annotated[Text, option(OPTIMIZATION, f"{', '.join(SCHEDULES)} (cosine).")] = None,
+    warmup: Annotated[Whole, option(OPTIMIZATION, "Steps of linear warm-up (100).")] = None,
+    clip: Annotated[Number, option(OPTIMIZATION, "Largest norm of the gradient, 0 for any (1).")] = None,
+    solver: Annotated[Text, option(OPTIMIZATION, "Dash: solver of the inverse roots.")] = None,
+    block_size: Annotated[Whole, option(OPTIMIZATION, "Dash: largest side of a block.")] = None,
+    update_every: Annotated[Whole, option(OPTIMIZATION, "Dash: steps between two renewals of the roots.")] = None,
+    damping: Annotated[Number, option(OPTIMIZATION, "Dash: damping, relative to a factor's norm.")] = None,
+    root: Annotated[Whole, option(OPTIMIZATION, "Dash: p of the inverse p-th root.")] = None,
+    grafting: Annotated[Text, option(OPTIMIZATION, "Dash: method whose norm an update has.")] = None,
+    start_step: Annotated[Whole, option(OPTIMIZATION, "Dash: first step of Shampoo.")] = None,
+    momentum: Annotated[Number, option(OPTIMIZATION, "Dash or sgd: momentum.")] = None,
+    set_: Annotated[
+        list[str] | None, option(OPTIMIZATION, "Any other option of the optimizer, as key=value; repeatable.", "--set")
+    ] = None,
+    eval_every: Annotated[Whole, option(RUNNING, "Steps between evaluations (200).")] = None,
+    eval_batches: Annotated[Whole, option(RUNNING, "Batches of an evaluation (50).")] = None,
+    save_every: Annotated[Whole, option(RUNNING, "Steps between checkpoints (500).")] = None,
+    seed: Annotated[Whole, option(RUNNING, "Seed of the weights and of the batches (1).")] = None,
+    device: Annotated[Text, option(RUNNING, "cpu, cuda, ... (cuda if there is one).")] = None,
+    threads: Annotated[Whole, option(RUNNING, "CPU threads (all, or OMP_NUM_THREADS).")] = None,
+    config: Annotated[Path | None, option(RUNNING, "TOML file of settings; flags go before it.")] = None,
+    run: Annotated[Path | None, option(RUNNING, "New folder for the run (runs/MODEL-OPTIMIZER-NNN).")] = None,
+    resume: Annotated[Path | None, option(RUNNING, "Folder of a run to go on with, with its own settings.")] = None,
+) -> None:
+    """Trains a Llama-type model on text and shows what the optimizer did."""
+    given = dict(locals())
+    for name in ("config", "run", "resume", "set_"):
+        given.pop(name)
+    if resume is not None and (run or config or set_ or any(value is not None for value in given.values())):
+        raise InputError("--resume goes on with the settings of its run: give no other settings")
+    options = {name: value for name in DASH if (value := given.pop(name)) is not None}
+    options.update(parse_option(text) for text in set_ or [])
+    settings = load_settings(config, given, options)
+    console = Console()
+    folder, result = train(settings, run, resume, console)
+    show(folder, result, console)
+    if result.interrupted:
+        print(f"interrupted; go on with: dash-shampoo train --resume {folder.folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def show(run: Run, result: Result, console: Console) -> None:
+    """Prints what a run has come to."""
+    table = Table(title=str(run.folder), show_header=True, title_justify="left")
+    for heading in ("", "before", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    table.add_row("validation loss (nats per token)", f"{result.before:.4f}", f"{result.after:.4f}")
+    table.add_row("perplexity", f"{math.exp(result.before):.2f}", f"{math.exp(result.after):.2f}")
+    console.print(table)
+    seconds = max(result.seconds, 1e-9)
+    console.print(f"optimizer's share of the step  {result.optimizer_seconds / seconds:.1%}")
+    console.print(f"tokens per second              {result.tokens / seconds:,.0f}")
+    console.print(f"seconds of training            {result.seconds:.1f}")
+    console.print(f"plot                           {run.plot()}", soft_wrap=True)
+    console.print(f"metrics and checkpoint         {run.folder}", soft_wrap=True)

@@ -1,0 +1,124 @@
+"""Settings of a training run: defaults, then a TOML file, then flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dash_shampoo.train.errors import InputError, choose
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPTIMIZERS = ("dash", "adamw", "muon", "sgd")
+SCHEDULES = ("cosine", "wsd")
+
+# Found by grid search on small models; see docs/choices.md.
+LEARNING_RATES = {"dash": 1e-2, "adamw": 3e-3, "muon": 1e-2, "sgd": 1e-1}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run. ``None`` leaves a number to the model's size or to the optimizer."""
+
+    model: str = "tiny"
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    hidden: int | None = None
+    tied: bool | None = None
+    data: str | None = None
+    tokenizer: str = "bytes"
+    context: int | None = None
+    batch_size: int = 12
+    accumulate: int = 1
+    steps: int = 2000
+    optimizer: str = "dash"
+    lr: float | None = None
+    weight_decay: float = 0.0
+    schedule: str = "cosine"
+    warmup: int = 100
+    clip: float = 1.0
+    eval_every: int = 200
+    eval_batches: int = 50
+    save_every: int = 500
+    seed: int = 1
+    device: str | None = None
+    threads: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # of the optimizer
+
+    def check(self) -> None:
+        """Raises InputError for numbers and names that make no run."""
+        choose("optimizer", self.optimizer, OPTIMIZERS)
+        choose("schedule", self.schedule, SCHEDULES)
+        for name in ("batch_size", "accumulate", "steps", "eval_every", "eval_batches", "save_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "clip", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"threads must be at least 1, not {self.threads}")
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate: what was asked for, or the optimizer's usual one."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+
+def load_settings(file: Path | None, flags: dict[str, Any], options: dict[str, Any]) -> Settings:
+    """Settings from a TOML file (optimizer options in its table "optimizer.options" or "options") and from flags.
+
+    Args:
+        file: a TOML file, or ``None``.
+        flags: settings given as flags; ``None`` values were not given.
+        options: options of the optimizer given as flags.
+
+    Raises:
+        InputError: there is no such file, it is no TOML, or it has a key that is no setting.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise InputError(f"no such file: {file}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise InputError(f"{file} cannot be read as TOML: {error}") from error
+    kinds = {each.name: each.type for each in dataclasses.fields(Settings)}
+    for name, value in values.items():
+        choose("setting", name, kinds)
+        _check_kind(name, value, str(kinds[name]))
+    values.update({name: value for name, value in flags.items() if value is not None})
+    values["options"] = {**values.get("options", {}), **options}
+    settings = Settings(**values)
+    settings.check()
+    return settings
+
+
+def _check_kind(name: str, value: Any, kind: str) -> None:
+    allowed = {"int": int, "float": (int, float), "str": str, "bool": bool, "dict": dict}
+    wanted = next(python for word, python in allowed.items() if kind.startswith(word))
+    if not isinstance(value, wanted) or (isinstance(value, bool) and not kind.startswith("bool")):
+        raise InputError(f"{name} must be of type {kind.split(' |')[0].split('[')[0]}, not {value!r}")
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """``key=value`` with the value in TOML's notation (a bare word is a string).
+
+    Raises:
+        InputError: there is no "=" in it.
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set takes key=value, not {text!r}")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
