@@ -29,9 +29,18 @@ _LOW = 2048.0
 
 
 class Product(Protocol):
-    """A product of two stacks (n, b, b) and (n, b, m), as `matmul` with its precision fixed."""
+    """A product of two stacks, as `matmul` with its precision fixed."""
 
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor: ...
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        *,
+        add: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
 
 
 def unit_roundoff(precision: str, dtype: torch.dtype = torch.float32) -> float:
@@ -39,14 +48,27 @@ def unit_roundoff(precision: str, dtype: torch.dtype = torch.float32) -> float:
     return 2.0**-53 if dtype == torch.float64 else _ROUNDOFF[precision]
 
 
-def matmul(a: Tensor, b: Tensor, *, precision: str = "fp32") -> Tensor:
-    """The products of two stacks of matrices.
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    precision: str = "fp32",
+    add: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The products of two stacks of matrices: a b, or alpha a b + beta add.
 
     Args:
         a: (n, r, k), float32 or float64.
         b: (n, k, c), of the same dtype.
         precision: one of `PRECISIONS`; float64 ignores it. "fp32" is true float32 inside `strict_products`, whatever
             the global flags say; outside, torch's flags decide what float32 means.
+        add: (n, r, c), added to the product; without it ``alpha`` and ``beta`` are not used.
+        alpha: factor of the product.
+        beta: factor of ``add``.
+        out: (n, r, c), takes the result; it must overlap neither factor.
 
     Returns:
         (n, r, c), of the same dtype.
@@ -56,10 +78,22 @@ def matmul(a: Tensor, b: Tensor, *, precision: str = "fp32") -> Tensor:
     """
     if precision not in _ROUNDOFF:
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
-    if precision == "fp32" or a.dtype == torch.float64:
-        return torch.bmm(a, b)
-    if precision == "tf32":
-        return torch.bmm(_round_tf32(a), _round_tf32(b))
+    if a.dtype == torch.float64 or precision in ("fp32", "tf32"):
+        if precision == "tf32" and a.dtype != torch.float64:
+            a, b = _round_tf32(a), _round_tf32(b)
+        if add is None:
+            return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+        if out is None:
+            return torch.baddbmm(add, a, b, beta=beta, alpha=alpha)
+        return torch.baddbmm(add, a, b, beta=beta, alpha=alpha, out=out)
+    value = _narrow(a, b, precision)
+    if add is not None:
+        value.mul_(alpha).add_(add, alpha=beta)
+    return value if out is None else out.copy_(value)
+
+
+def _narrow(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    """The product in float16 or bfloat16, or with each factor as the sum of two such numbers."""
     narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
     if not precision.endswith("x3"):
         return _narrow_product(a.to(narrow), b.to(narrow))
@@ -83,7 +117,7 @@ def _narrow_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _round_tf32(matrix: Tensor) -> Tensor:
-    """Rounds to the 10 explicit bits of TF32's significand, to nearest; a further rounding by tensor cores is void."""
+    """Rounds to nearest in TF32, which has 10 explicit bits; tensor cores then have nothing left to round."""
     bits = matrix.contiguous().view(torch.int32)
     return bits.add(1 << 12).bitwise_and_(-(1 << 13)).view(torch.float32)
 

@@ -124,30 +124,29 @@ def _solve(
     if A.numel() == 0:
         return Root(A.clone(), A.new_zeros(len(A)), torch.ones(len(A), dtype=torch.bool, device=A.device))
     # A positive semidefinite matrix has its largest entry on the diagonal: with that at 1 no product over- or underflows.
+    # Matrices that are not finite take their own course up to the end, where they are replaced.
     peak = A.diagonal(dim1=1, dim2=2).amax(dim=1).view(-1, 1, 1)
-    finite = torch.isfinite(torch.linalg.vector_norm(A / peak, dim=(1, 2), keepdim=True)) & (peak > 0)
-    zero = (A == 0).all(dim=2, keepdim=True).all(dim=1, keepdim=True)
-    peak = peak.masked_fill(~finite, 1)
-    matrix = torch.where(finite, A / peak, identity_like(A))
+    peak = torch.where((peak > 0) & torch.isfinite(peak), peak, 1)
+    matrix = A / peak
     square = product(matrix, matrix)
     norm = schatten4(square)
+    zero = norm == 0
     shift = damping * norm + epsilon / peak
     top = (norm if scaling == "bound" else scale(scaling, matrix, square, product)) + shift
-    scaled = Scaled(
-        add_to_diagonal(matrix / top, (shift / top).squeeze(2)),
-        add_to_diagonal((square + 2 * shift * matrix) / top.square(), (shift / top).square().squeeze(2)),
-        shift / top,
-    )
-    root = solver.solve(scaled, p, spectrum, product)
-    left = residual(root, scaled.matrix, p, product)
-    value = root * (peak.pow(-1 / p) * top.pow(-1 / p))
-    good = finite & torch.isfinite(torch.linalg.vector_norm(value, dim=(1, 2), keepdim=True))
-    good &= (left <= bound).view(-1, 1, 1)
+    top = top.masked_fill(zero, 1)
+    floor = shift / top
+    matrix.div_(top)
+    square = square.div_(top.square()).addcmul_(matrix, 2 * floor)
+    add_to_diagonal(square, floor.square().squeeze(2))
+    add_to_diagonal(matrix, floor.squeeze(2))
+    root = solver.solve(Scaled(matrix, square, floor), p, spectrum, product)
+    left = residual(root, matrix, p, product)
+    value = root.mul_(peak.pow(-1 / p) * top.pow(-1 / p))
+    good = torch.isfinite(torch.linalg.vector_norm(value, dim=(1, 2), keepdim=True)) & (left <= bound).view(-1, 1, 1)
     fallback = previous if previous is not None else _multiple_of_identity(peak * top, p, A)
     value = torch.where(good, value, fallback)
     value = torch.where(zero, identity_like(A) * (epsilon ** (-1 / p) if epsilon else 1.0), value)
-    ok = (good | zero).view(-1)
-    return Root(value, left.masked_fill(zero.view(-1), 0), ok)
+    return Root(value, left.masked_fill(zero.view(-1), 0), (good | zero).view(-1))
 
 
 def _multiple_of_identity(norm: Tensor, p: int, like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, identity_like
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,15 @@ class Eigh(Solver):
 
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (n, b) and eigenvectors (n, b, b); NaN for matrices that have none."""
+    finite = torch.isfinite(torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True))
+    safe = torch.where(finite, matrix, identity_like(matrix))
     try:
-        values, vectors = torch.linalg.eigh(matrix)
+        values, vectors = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:
-        pairs = [_decompose_alone(one) for one in matrix]
-        return torch.stack([values for values, _ in pairs]), torch.stack([vectors for _, vectors in pairs])
-    return values, vectors
+        pairs = [_decompose_alone(one) for one in safe]
+        values, vectors = torch.stack([value for value, _ in pairs]), torch.stack([vector for _, vector in pairs])
+    return values.masked_fill(~finite.squeeze(2), torch.nan), vectors
 
 
 def _decompose_alone(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
@@ -46,35 +47,47 @@ class Minimax(Solver):
             root = self.solve(scaled, 2, spectrum, product)
             return product(root, root)
         first, *steps = schedule(p, spectrum.low, self.degree)
-        root = polynomial(first, scaled.matrix, scaled.square, product)
+        root = polynomial(first, scaled.matrix, product, square=scaled.square)
+        # The first square has served: its memory is free for what follows.
         if p == 2:
-            return self._coupled(scaled.matrix, root, steps, product)
-        residual = scaled.matrix
-        factor = root
+            return self._coupled(scaled.matrix, root, steps, product, scaled.square)
+        residual, factor, spare = scaled.matrix, root, scaled.square
+        chain, other, another = (torch.empty_like(root) for _ in range(3))
         for step in steps:
-            residual = congruence(residual, factor, p, product)
-            factor = polynomial(step, residual, product(residual, residual), product)
-            root = product(root, factor)
+            residual = congruence(residual, factor, p, product, out=chain, spare=other)
+            factor = polynomial(step, residual, product, out=another)
+            root, spare = product(root, factor, out=spare), root
         return root
 
-    def _coupled(self, matrix: Tensor, root: Tensor, steps: list[Step], product: Product) -> Tensor:
+    def _coupled(self, matrix: Tensor, root: Tensor, steps: list[Step], product: Product, spare: Tensor) -> Tensor:
         """The steps after the first for p = 2, with Y = A X, which tends to A^(1/2)."""
-        partner = product(matrix, root) if steps else matrix
+        if not steps:
+            return root
+        partner = product(matrix, root, out=spare)
+        residual, factor, spare = (torch.empty_like(root) for _ in range(3))
         for k, step in enumerate(steps):
-            residual = product(root, partner)
-            factor = polynomial(step, residual, product(residual, residual), product)
-            root = product(factor, root)
+            product(root, partner, out=residual)
+            polynomial(step, residual, product, out=factor)
+            root, spare = product(factor, root, out=spare), root
             if k + 1 < len(steps):
-                partner = product(partner, factor)
+                partner, spare = product(partner, factor, out=spare), partner
         return root
 
 
-def polynomial(step: Step, matrix: Tensor, square: Tensor, product: Product) -> Tensor:
-    """q(matrix) for a step's polynomial; its ``square`` is at hand, the cube costs a product. Uses up neither."""
+def polynomial(
+    step: Step, matrix: Tensor, product: Product, *, square: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """q(matrix) for a step's polynomial, in degree - 1 products, or one less if the ``square`` is at hand."""
     constant, linear, *higher = step.coefficients
     if not higher:
         return add_to_diagonal(matrix * linear, constant)
-    value = square * higher[0]
-    if len(higher) > 1:
-        value = value + product(square, matrix) * higher[1]
-    return add_to_diagonal(value.add_(matrix, alpha=linear), constant)
+    if len(higher) == 2:
+        square = product(matrix, matrix) if square is None else square
+        # constant + x (linear + x (quadratic + cubic x))
+        inner = product(matrix, square, add=square, alpha=higher[1], beta=higher[0])
+        return add_to_diagonal(inner.add_(matrix, alpha=linear), constant)
+    if square is not None:
+        value = torch.mul(square, higher[0], out=out).add_(matrix, alpha=linear)
+    else:
+        value = product(matrix, matrix, add=matrix, alpha=higher[0], beta=linear, out=out)
+    return add_to_diagonal(value, constant)

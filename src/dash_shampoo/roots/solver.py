@@ -89,12 +89,21 @@ def power(matrix: Tensor, exponent: int, product: Product) -> Tensor:
         matrix = product(matrix, matrix)
 
 
-def congruence(matrix: Tensor, factor: Tensor, p: int, product: Product) -> Tensor:
+def congruence(
+    matrix: Tensor,
+    factor: Tensor,
+    p: int,
+    product: Product,
+    *,
+    out: Tensor | None = None,
+    spare: Tensor | None = None,
+) -> Tensor:
     """factor^p matrix for commuting symmetric stacks, as factor^(p/2) matrix factor^(p/2) where p is even.
 
-    Both forms need as many products; the two-sided one stays symmetric but for rounding.
+    Both forms need as many products; the two-sided one stays symmetric but for rounding. ``out`` and ``spare`` are memory
+    that may be used; ``out`` may be ``matrix``.
     """
     if p % 2:
         return product(power(factor, p, product), matrix)
     half = power(factor, p // 2, product)
-    return product(product(half, matrix), half)
+    return product(product(half, matrix, out=spare), half, out=out)
