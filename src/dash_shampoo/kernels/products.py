@@ -16,8 +16,8 @@ from torch import Tensor
 # Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
 _ROUNDOFF = {
     "fp32": 2.0**-24,
-    "bf16x3": 2.0**-17,
     "fp16x3": 2.0**-22,
+    "bf16x3": 2.0**-17,
     "tf32": 2.0**-11,
     "fp16": 2.0**-11,
     "bf16": 2.0**-8,

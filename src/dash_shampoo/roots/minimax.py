@@ -67,7 +67,7 @@ class Minimax(Solver):
         residual, factor, spare = (torch.empty_like(root) for _ in range(3))
         for k, step in enumerate(steps):
             product(root, partner, out=residual)
-            polynomial(step, residual, product, out=factor)
+            factor = polynomial(step, residual, product, out=factor)
             root, spare = product(factor, root, out=spare), root
             if k + 1 < len(steps):
                 partner, spare = product(partner, factor, out=spare), partner

@@ -122,7 +122,9 @@ def encode(text: str, tokenizer: str) -> tuple[np.ndarray[Any, Any], int]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise InputError("a tokenizer file needs the tokenizers package: pip install 'dash-shampoo[tokenizers]'") from error
+        raise InputError(
+            "a tokenizer file needs the tokenizers package: pip install 'dash-shampoo[tokenizers]'"
+        ) from error
     try:
         own = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises bare Exceptions

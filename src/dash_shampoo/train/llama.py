@@ -128,7 +128,9 @@ class Attention(nn.Module):
             linear(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for linear in (self.query, self.key, self.value)
         )  # (batch, heads, time, size)
         grouped = q.shape[1] != k.shape[1]
-        y = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True, enable_gqa=grouped)
+        y = F.scaled_dot_product_attention(
+            rotate(q, rotation), rotate(k, rotation), v, is_causal=True, enable_gqa=grouped
+        )
         out: Tensor = self.output(y.transpose(1, 2).flatten(2))
         return out
 

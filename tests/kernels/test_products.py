@@ -1,0 +1,74 @@
+"""Products have the precision they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dash_shampoo.kernels import PRECISIONS, matmul, strict_products, unit_roundoff
+
+
+def factors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a, b = (torch.randn(3, 40, 40, dtype=torch.float64).to(dtype) for _ in range(2))
+    exact = a.double() @ b.double()
+    return a, b, exact
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_error_is_that_of_the_precision(precision: str) -> None:
+    a, b, exact = factors()
+    scale = a.double().abs() @ b.double().abs()
+    error = ((matmul(a, b, precision=precision).double() - exact).abs() / scale).max()
+    assert error < 2.5 * unit_roundoff(precision) + 8 * unit_roundoff("fp32")  # factors, and sums in float32
+    if precision in ("tf32", "fp16", "bf16"):
+        assert error > 0.05 * unit_roundoff(precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_float64_stays_float64(precision: str) -> None:
+    a, b, exact = factors(torch.float64)
+    torch.testing.assert_close(matmul(a, b, precision=precision), exact, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("with_out", [False, True])
+def test_accumulation_and_given_memory(precision: str, with_out: bool) -> None:
+    a, b, exact = factors()
+    add = torch.randn(3, 40, 40)
+    out = torch.empty(3, 40, 40) if with_out else None
+    got = matmul(a, b, precision=precision, add=add, alpha=0.5, beta=-2.0, out=out)
+    assert not with_out or got is out
+    tolerance = 100 * unit_roundoff(precision)
+    torch.testing.assert_close(got.double(), 0.5 * exact - 2 * add.double(), rtol=tolerance, atol=tolerance)
+    plain = matmul(a, b, precision=precision, out=out)
+    torch.testing.assert_close(plain.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("flag", ["highest", "high", "medium"])
+def test_strict_products_ignore_the_global_flag_and_leave_it(flag: str) -> None:
+    a, b, exact = factors()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(flag)
+        with strict_products():
+            got = matmul(a, b)
+        assert torch.get_float32_matmul_precision() == flag
+    finally:
+        torch.set_float32_matmul_precision(before)
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_flag_is_restored_after_an_error() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(RuntimeError, match="inside"), strict_products():
+            raise RuntimeError("inside")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_unknown_precision_is_refused() -> None:
+    a, b, _ = factors()
+    with pytest.raises(ValueError, match="fp32, fp16x3"):
+        matmul(a, b, precision="fp4")
