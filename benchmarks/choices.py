@@ -2,8 +2,8 @@
 
     python benchmarks/choices.py --text PATH [--only main]
 
-Appends one JSON line per run to ``benchmarks/results/choices.jsonl`` and skips runs that are there already, so that it can
-be cut and taken up again. `benchmarks/plots.py` draws what docs/choices.md shows.
+Appends one JSON line per run to ``benchmarks/results/choices.jsonl`` and skips runs that are there already, so that it
+can be cut and taken up again. `benchmarks/plots.py` draws what docs/choices.md shows.
 """
 
 from __future__ import annotations

@@ -124,6 +124,12 @@ class Case:
             assert torch.equal(one, other)
 
 
+def refuse_unless_documented(error: ValueError) -> None:
+    """Options that do not go together are refused by name; any other error is a fault."""
+    if not any(word in str(error) for word in ("damping", "root", "newton-db")):
+        raise error
+
+
 # float16 cannot hold what a large lr makes of a parameter; that is the parameter's range, not the optimizer's doing.
 groups = st.lists(st.tuples(st.lists(shapes, min_size=1, max_size=3), dtypes, options), min_size=1, max_size=3)
 
@@ -136,12 +142,13 @@ def test_parameters_stay_finite_and_resume_is_bit_equal(groups: Any, script: lis
         try:
             case = Case(groups)
         except ValueError as error:
-            assert any(word in str(error) for word in ("start_step", "damping", "root", "nesterov")), error
+            refuse_unless_documented(error)
             return
         for name, argument in script:
             try:
                 getattr(case, name)(argument)
             except ValueError as error:
-                assert name == "add", error
-                assert any(word in str(error) for word in ("start_step", "damping", "root", "nesterov")), error
+                if name != "add":
+                    raise
+                refuse_unless_documented(error)
             case.check()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import typer
 
 NEEDED = ("typer", "rich", "matplotlib", "tensorboard", "numpy")
 
@@ -17,21 +21,20 @@ def main() -> None:
 
     from dash_shampoo.train.errors import InputError
 
-    # typer brings its own copy of click in some versions; this is the base of its errors in all of them.
-    usage_error = typer.BadParameter.__base__
-    assert usage_error is not None
+    # Some versions of typer bring their own copy of click: this is the base of the usage errors in all of them.
+    usage_error: Any = typer.BadParameter.__base__
     try:
         code = typer.main.get_command(build())(standalone_mode=False)
     except InputError as error:
         code = _complain(str(error))
     except usage_error as error:
-        code = _complain(error.format_message())  # type: ignore[attr-defined]
+        code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)
 
 
-def build() -> object:
+def build() -> typer.Typer:
     """The typer application with its sub-commands."""
     import typer
 

@@ -147,7 +147,7 @@ def roots(group: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not low <= value < high:
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) < high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), not {value!r}")
 
 

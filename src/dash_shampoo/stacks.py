@@ -44,7 +44,7 @@ class Member(NamedTuple):
     """One tile of one parameter in a stack."""
 
     parameter: Tensor
-    index: int  # of the parameter in its bank
+    place: int  # of the parameter in its bank
     group: dict[str, Any]
     tile: Tile
     name: str  # of the tile in the parameter's state
@@ -64,7 +64,7 @@ class Part:
         self.grafting = stack.grafting
         counts = [member.tile.blocks for member in members]
         self.counts = counts
-        owners = torch.tensor([member.index for member in members])
+        owners = torch.tensor([member.place for member in members])
         self.owner = owners.repeat_interleave(torch.tensor(counts)).to(device)  # (n,)
 
     def has_gradients(self) -> bool:
@@ -85,7 +85,7 @@ class Part:
 
     def where(self, flags: list[bool]) -> bool | Tensor:
         """One flag per parameter of the bank, for this part's blocks: a bool where they agree, else (n, 1, 1)."""
-        own = {flags[member.index] for member in self.members}
+        own = {flags[member.place] for member in self.members}
         if len(own) == 1:
             return own.pop()
         return self.per_block(torch.tensor(flags, device=self.owner.device))
@@ -112,16 +112,16 @@ class Part:
         groups = {id(member.group): member.group for member, *_ in written}.values()
         for group in groups:
             if group["weight_decay"]:
-                blocks, weights = _of_group(written, group)
-                torch._foreach_add_(blocks, weights, alpha=group["weight_decay"])
+                updates, weights = _of_group(written, group)
+                torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
         update.masked_fill_(live == 0, 0)
         for group in groups:
-            blocks, weights = _of_group(written, group)
+            updates, weights = _of_group(written, group)
             if isinstance(group["lr"], Tensor):
-                torch._foreach_mul_(blocks, -group["lr"].to(update.device))
-                torch._foreach_add_(weights, blocks)
+                torch._foreach_mul_(updates, -group["lr"].to(update.device))
+                torch._foreach_add_(weights, updates)
             else:
-                torch._foreach_add_(weights, blocks, alpha=-group["lr"])
+                torch._foreach_add_(weights, updates, alpha=-group["lr"])
         for member, _, matrix, _ in written:
             if not is_matrix_view(member.parameter):
                 member.parameter.copy_(matrix.view(member.parameter.shape))
@@ -235,11 +235,11 @@ class Bank:
         self.parameters: list[Tensor] = []
         self.groups: list[dict[str, Any]] = []
         shared: dict[StackKey, list[Member]] = {}
-        for index, (parameter, group) in enumerate(entries):
+        for place, (parameter, group) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
             for key, tile, name in cut(parameter, group):
-                shared.setdefault(key, []).append(Member(parameter, index, group, tile, name))
+                shared.setdefault(key, []).append(Member(parameter, place, group, tile, name))
         self.steps = torch.zeros(len(self.parameters), dtype=dtype, device=device)
         self.skipped = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
         self._watch = Watch()
@@ -280,7 +280,7 @@ class Bank:
         A gradient whose squared Frobenius norm overflows the stack's dtype counts as not finite: its factors would.
         """
         present = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        gradients = [self.parameters[i].grad for i in present]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=self.dtype))
         return present, torch.isfinite(norms * norms)
 
@@ -308,7 +308,7 @@ class Bank:
             for side in part.sides:
                 lane = side.lanes.start
                 for member in part.members:
-                    if due[member.index]:
+                    if due[member.place]:
                         chosen[side.factors.key] += range(lane, lane + member.tile.blocks)
                     lane += member.tile.blocks
         for key, lanes in chosen.items():
@@ -326,7 +326,7 @@ class Bank:
         ]
         for stack in self.stacks:
             for member, views in stack.states():
-                states[member.index].update(views)
+                states[member.place].update(views)
         return states
 
 

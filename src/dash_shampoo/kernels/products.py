@@ -124,7 +124,8 @@ def _round_tf32(matrix: Tensor) -> Tensor:
 
 @contextmanager
 def strict_products() -> Iterator[None]:
-    """Makes float32 products true float32 ones inside, whatever the global TF32 and bfloat16 flags; restores them after.
+    """Makes float32 products true float32 ones inside, whatever the global TF32 and bfloat16 flags; restores them
+    after.
 
     The flags are the process's own, so a product on another thread meanwhile is strict too.
     """

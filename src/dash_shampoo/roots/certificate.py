@@ -17,9 +17,9 @@ def residual(root: Tensor, matrix: Tensor, p: int, product: Product) -> Tensor:
     """An estimate (n,) of ||X^(p/2) A X^(p/2) - I||_F for X = ``root`` and A = ``matrix``, both (n, b, b).
 
     The matrix is applied to a few fixed random vectors, p + 1 products with a thin factor in all: for a vector with
-    independent entries of variance 1, the expected squared length of R v is ||R||_F^2. It sees everything that went into
-    X, rounding included. Half of the roots come first: X^2 A X^2 v has a rounding error of u / sqrt(l) at the condition
-    number 1 / l, where X^4 A v would have u / l.
+    independent entries of variance 1, the expected squared length of R v is ||R||_F^2. It sees everything that went
+    into X, rounding included. Half of the roots come first: X^2 A X^2 v has a rounding error of u / sqrt(l) at the
+    condition number 1 / l, where X^4 A v would have u / l.
     """
     n, b, _ = matrix.shape
     count = min(PROBES, b)

@@ -58,9 +58,9 @@ def inverse_root(
 ) -> Root:
     """Inverse p-th roots (A + (damping |A| + epsilon) I)^(-1/p) of a stack of symmetric positive semidefinite matrices.
 
-    |A| = ||A^2||_F^(1/2) = (sum of lambda^4)^(1/4) is an upper bound of the largest eigenvalue that is known exactly from
-    one product, so that every solver approximates the same, well-defined function. It is 1.0 to 2.3 times the largest
-    eigenvalue where spectra decay, and never more than b^(1/4) times.
+    |A| = ||A^2||_F^(1/2) = (sum of lambda^4)^(1/4) is an upper bound of the largest eigenvalue that is known exactly
+    from one product, so that every solver approximates the same, well-defined function. It is 1.0 to 2.3 times the
+    largest eigenvalue where spectra decay, and never more than b^(1/4) times.
 
     Nothing here waits for the device, except for ``solver="eigh"``. Blocks do not touch each other: one that is not
     finite, or whose root fails its certificate, is flagged and replaced, and the others are as if it were not there.
@@ -69,8 +69,8 @@ def inverse_root(
         A: (n, b, b), float32 or float64; symmetric. It is not changed.
         p: the root, a positive integer (a power of two for "newton-db").
         solver: a name, a solver object, or a mapping with the name under "name" and the solver's fields.
-        damping: relative to |A|. "minimax" needs 1e-8 to 1; what lies far below it costs nothing, so it also decides how
-            much work a root is.
+        damping: relative to |A|. "minimax" needs 1e-8 to 1; what lies far below it costs nothing, so it also decides
+            how much work a root is.
         epsilon: absolute.
         scaling: how the stack is scaled before it is solved, one of `dash_shampoo.roots.SCALINGS`; ``None`` is the
             solver's own, "bound" for all but the paper's presets.
@@ -92,7 +92,7 @@ def inverse_root(
     name = scaling or chosen.scaling
     spectrum = Spectrum(low=_lowest(name, damping, A.shape[-1]))
     chosen.check(p, spectrum)
-    _check_precision(chosen, p, damping, precision, A.dtype)
+    _check_precision(chosen, damping, precision, A.dtype)
     n = len(A)
     most = max(1, n if max_workspace is None else max_workspace // (8 * max(1, A[:1].nbytes)))
     product = partial(matmul, precision=precision)
@@ -123,8 +123,8 @@ def _solve(
 ) -> Root:
     if A.numel() == 0:
         return Root(A.clone(), A.new_zeros(len(A)), torch.ones(len(A), dtype=torch.bool, device=A.device))
-    # A positive semidefinite matrix has its largest entry on the diagonal: with that at 1 no product over- or underflows.
-    # Matrices that are not finite take their own course up to the end, where they are replaced.
+    # A positive semidefinite matrix has its largest entry on the diagonal: with that at 1 no product over- or
+    # underflows. Matrices that are not finite take their own course up to the end, where they are replaced.
     peak = A.diagonal(dim1=1, dim2=2).amax(dim=1).view(-1, 1, 1)
     peak = torch.where((peak > 0) & torch.isfinite(peak), peak, 1)
     matrix = A / peak
@@ -189,7 +189,7 @@ def solver_options(solver: str | Mapping[str, Any] | Solver) -> str | dict[str, 
     return chosen.name if chosen == SOLVERS[chosen.name]() else {"name": chosen.name, **fields}
 
 
-def _check(A: Tensor, p: int, damping: float, epsilon: float, scaling: str | None, precision: str) -> None:
+def _check(A: Tensor, p: Any, damping: Any, epsilon: Any, scaling: str | None, precision: str) -> None:
     if A.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"inverse roots are computed in float32 or float64, not {A.dtype}: convert the stack first")
     if A.ndim != 3 or A.shape[1] != A.shape[2]:
@@ -197,7 +197,7 @@ def _check(A: Tensor, p: int, damping: float, epsilon: float, scaling: str | Non
     if not isinstance(p, Integral) or isinstance(p, bool) or p < 1:
         raise ValueError(f"the root p must be a positive integer, not {p!r}")
     for option, value in (("damping", damping), ("epsilon", epsilon)):
-        if not isinstance(value, Real) or not 0 <= value < math.inf:
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ValueError(f"{option} must be a non-negative number, not {value!r}")
     if scaling is not None and scaling not in SCALINGS:
         raise ValueError(f"unknown scaling {scaling!r}: it may be {', '.join(SCALINGS)}")
@@ -205,7 +205,7 @@ def _check(A: Tensor, p: int, damping: float, epsilon: float, scaling: str | Non
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
 
 
-def _check_precision(solver: Solver, p: int, damping: float, precision: str, dtype: torch.dtype) -> None:
+def _check_precision(solver: Solver, damping: float, precision: str, dtype: torch.dtype) -> None:
     """Refuses products too coarse for the damping: their rounding would make small eigenvalues negative."""
     least = LEAST_DAMPING[precision]
     if dtype == torch.float64 or not solver.certified or damping >= least or solver.name == "eigh":
@@ -213,8 +213,8 @@ def _check_precision(solver: Solver, p: int, damping: float, precision: str, dty
     safe = next(name for name in ("bf16x3", "fp16x3", "fp32") if damping >= LEAST_DAMPING[name] or name == "fp32")
     if precision != "fp32":
         raise ValueError(
-            f"precision {precision!r} is safe for damping of at least {least:g}, not {damping:g}: raise the damping, or "
-            f"use precision={safe!r}"
+            f"precision {precision!r} is safe for damping of at least {least:g}, not {damping:g}: "
+            f"raise the damping, or use precision={safe!r}"
         )
 
 

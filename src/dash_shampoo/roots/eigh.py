@@ -16,9 +16,9 @@ from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, identity_like
 class Eigh(Solver):
     """V diag(lambda^(-1/p)) V^T, from `torch.linalg.eigh` (the solver called EVD in arXiv 2602.02016).
 
-    Eigenvalues below what damping has added to all of them are rounding, and are taken for that. A matrix whose decomposition fails is
-    decomposed again alone, in float64; if that fails too its root is NaN, and no other is touched. On an accelerator the
-    decomposition itself waits for the device.
+    Eigenvalues below what damping has added to all of them are rounding, and are taken for that. A matrix whose
+    decomposition fails is decomposed again alone, in float64; if that fails too its root is NaN, and no other is
+    touched. On an accelerator the decomposition itself waits for the device.
     """
 
     name: ClassVar[str] = "eigh"
@@ -35,7 +35,7 @@ def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(finite, matrix, identity_like(matrix))
     try:
         values, vectors = torch.linalg.eigh(safe)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         pairs = [_decompose_alone(one) for one in safe]
         values, vectors = torch.stack([value for value, _ in pairs]), torch.stack([vector for _, vector in pairs])
     return values.masked_fill(~finite.squeeze(2), torch.nan), vectors
@@ -45,7 +45,7 @@ def _decompose_alone(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for dtype in (matrix.dtype, torch.float64):
         try:
             values, vectors = torch.linalg.eigh(matrix.to(dtype))
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
         return values.to(matrix.dtype), vectors.to(matrix.dtype)
     return matrix.new_full(matrix.shape[:1], torch.nan), torch.full_like(matrix, torch.nan)

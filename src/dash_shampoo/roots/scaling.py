@@ -1,8 +1,8 @@
 """Scales: how large a stack's largest eigenvalues are, from above.
 
-An iteration that assumes a spectrum in [0, 1] diverges above it, so what scales its input must be an upper bound. A power
-iteration gives a lower one: 29 % low with one vector on a hard spectrum, and any amount for an unlucky start. Here it comes
-with a certificate that makes it an upper bound; only the paper's own form goes without.
+An iteration that assumes a spectrum in [0, 1] diverges above it, so what scales its input must be an upper bound. A
+power iteration gives a lower one: 29 % low with one vector on a hard spectrum, and any amount for an unlucky start.
+Here it comes with a certificate that makes it an upper bound; only the paper's own form goes without.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def scale(name: str, matrix: Tensor, square: Tensor, product: Product) -> Tensor
 
     Args:
         name: one of `SCALINGS`. "bound" is `schatten4`; "frobenius" the Frobenius norm; the power iterations return the
-            least of "bound" and of what `certified_bound` makes of their vectors; "paper-multi-power-iteration" is twice
-            the estimate, as in arXiv 2602.02016, and may be too small.
+            least of "bound" and of what `certified_bound` makes of their vectors; "paper-multi-power-iteration" is
+            twice the estimate, as in arXiv 2602.02016, and may be too small.
         matrix: the stack.
         square: its square.
         product: the product of stacks.

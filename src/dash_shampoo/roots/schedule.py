@@ -1,12 +1,13 @@
 """Polynomials that approximate x^(-1/p) as well as any of their degree can, found by Remez' exchange in float64.
 
-Ours. One polynomial cannot reach across a wide spectrum, but a few in a row can: each maps the interval it is best on to a
-shorter one around 1, from which the next starts.
+Ours. One polynomial cannot reach across a wide spectrum, but a few in a row can: each maps the interval it is best on
+to a shorter one around 1, from which the next starts.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -38,15 +39,15 @@ class Step(NamedTuple):
 def schedule(p: int, low: float, degree: int = 2, tolerance: float | None = None) -> tuple[Step, ...]:
     """The polynomials q_1, q_2, ... that take the spectrum [``low``, 1] to 1 within ``tolerance``.
 
-    With X_0 = I, M_0 = A, step k does X <- X q_k(M), M <- q_k(M)^p M, and A^(-1/p) is the last X. The spectrum of M after
-    a step with error e lies in [(1 - e)^p, (1 + e)^p], whatever A is: no step has to look at data.
+    With X_0 = I, M_0 = A, step k does X <- X q_k(M), M <- q_k(M)^p M, and A^(-1/p) is the last X. The spectrum of M
+    after a step with error e lies in [(1 - e)^p, (1 + e)^p], whatever A is: no step has to look at data.
 
     Args:
         p: the root, a positive integer.
         low: lower end of the spectrum, in (0, 1).
         degree: of each polynomial.
-        tolerance: largest error of the product of all of them; ``None`` is 3e-3 for a spectrum that three polynomials of
-            degree 2 bring there for p = 4, and 1e-3 for wider ones.
+        tolerance: largest error of the product of all of them; ``None`` is 3e-3 for a spectrum that three polynomials
+            of degree 2 bring there for p = 4, and 1e-3 for wider ones.
     """
     if tolerance is None:
         tolerance = 3e-3 if low >= 9e-4 else 1e-3
@@ -62,8 +63,8 @@ def schedule(p: int, low: float, degree: int = 2, tolerance: float | None = None
 def minimax(p: int, low: float, high: float, degree: int) -> Step:
     """The polynomial q of the given degree with the least largest |x^(1/p) q(x) - 1| on [``low``, ``high``].
 
-    Remez' exchange: solve for a polynomial whose error alternates with equal height on degree + 2 points, move the points
-    to the extrema of that error, repeat. By Chebyshev's theorem the fixed point is the optimum.
+    Remez' exchange: solve for a polynomial whose error alternates with equal height on degree + 2 points, move the
+    points to the extrema of that error, repeat. By Chebyshev's theorem the fixed point is the optimum.
     """
     grid = torch.logspace(0, 1, _GRID, base=high / low, dtype=torch.float64) * low
     grid[0], grid[-1] = low, high
@@ -92,10 +93,10 @@ def deviation(coefficients: Tensor, x: Tensor, p: int) -> Tensor:
 
 
 def _alternating_extrema(error: Tensor, grid: Tensor, count: int) -> Tensor:
-    """The largest of ``error`` in each run of one sign, by parabolas through the grid; the ``count`` that stand out most."""
+    """Where ``error`` is largest in each run of one sign, by parabolas through the grid: ``count`` runs in a row."""
     starts = [0, *((error[1:] * error[:-1] < 0).nonzero().flatten() + 1).tolist(), len(error)]
-    tops = [start + int(error[start:stop].abs().argmax()) for start, stop in zip(starts, starts[1:], strict=False)]
-    while len(tops) > count:  # rounding at the ends can add a run; the lower end of the list is given up
+    tops = [start + int(error[start:stop].abs().argmax()) for start, stop in pairwise(starts)]
+    while len(tops) > count:  # rounding can add a run at an end
         tops.pop(0 if error[tops[0]].abs() < error[tops[-1]].abs() else -1)
     log = grid.log()
     points = []

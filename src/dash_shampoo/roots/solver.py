@@ -100,8 +100,8 @@ def congruence(
 ) -> Tensor:
     """factor^p matrix for commuting symmetric stacks, as factor^(p/2) matrix factor^(p/2) where p is even.
 
-    Both forms need as many products; the two-sided one stays symmetric but for rounding. ``out`` and ``spare`` are memory
-    that may be used; ``out`` may be ``matrix``.
+    Both forms need as many products; the two-sided one stays symmetric but for rounding. ``out`` and ``spare`` are
+    memory that may be used; ``out`` may be ``matrix``.
     """
     if p % 2:
         return product(power(factor, p, product), matrix)

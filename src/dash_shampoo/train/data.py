@@ -36,8 +36,8 @@ def load_corpus(data: str | None, tokenizer: str, context: int) -> Corpus:
     """Reads and tokenises a text.
 
     Args:
-        data: a text file, a folder of them, a ``.bin`` file of uint16 tokens, "hub:NAME" for a data set of the hub with a
-            "text" column, or ``None`` for the source files of Python's standard library.
+        data: a text file, a folder of them, a ``.bin`` file of uint16 tokens, "hub:NAME" for a data set of the hub with
+            a "text" column, or ``None`` for the source files of Python's standard library.
         tokenizer: "bytes", "chars", or a file of the `tokenizers` package.
         context: length of the sequences that will be drawn.
 

@@ -13,7 +13,7 @@ from dash_shampoo.train.errors import InputError, choose
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of a model. ``hidden`` is the width inside SwiGLU; ``kv_heads`` below ``heads`` is grouped-query attention."""
+    """Sizes of a model: ``hidden`` is the width inside SwiGLU, ``kv_heads`` below ``heads`` grouped-query attention."""
 
     layers: int
     width: int

@@ -93,7 +93,7 @@ class Trainer:
             tokens, targets = self.batches.draw(self.device)
             with self.autocast:
                 loss = self.model.loss(tokens, targets) / self.settings.accumulate
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         if self.settings.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
@@ -184,7 +184,7 @@ def train(settings: Settings, folder: Path | None, resume: Path | None, console:
 def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> float:
     """Trains to the last step, or to an interruption; returns the last validation loss."""
     settings = trainer.settings
-    shown = {"loss": math.nan, "validation": trainer.before, "rate": 0.0, "share": 0.0}
+    shown: dict[str, Any] = {"loss": math.nan, "validation": trainer.before, "rate": 0.0, "share": 0.0}
     task = bar.add_task("", total=settings.steps, completed=trainer.step, **shown)
     after = trainer.before
     while trainer.step < settings.steps and not interrupted:
@@ -226,7 +226,7 @@ def pick_device(name: str | None) -> torch.device:
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """A list that SIGINT or SIGTERM adds itself to, once: the loop then ends after its step. The next one acts at once."""
+    """A list that SIGINT or SIGTERM adds itself to, so that the loop ends after its step; a second one acts at once."""
     received: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(each) for each in signals]

@@ -48,7 +48,7 @@ def make_schedulers(optimizers: list[Optimizer], settings: Settings) -> list[Lam
 def learning_rate(step: int, settings: Settings) -> float:
     """The fraction of the peak learning rate at a step: linear warm-up, then down to a tenth.
 
-    "cosine" falls all the way; "wsd" (warm-up, stable, decay) stays at the peak for the first 80 % and then falls linearly.
+    "cosine" falls all the way; "wsd" (warm-up, stable, decay) stays at the peak for 80 % and then falls linearly.
     """
     warmup = min(settings.warmup, settings.steps)
     if step < warmup:

@@ -120,7 +120,7 @@ class Run:
         if self._events is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder))  # type: ignore[no-untyped-call]
+            self._events = SummaryWriter(str(self.folder))
         return self._events
 
 

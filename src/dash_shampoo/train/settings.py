@@ -103,10 +103,18 @@ def load_settings(file: Path | None, flags: dict[str, Any], options: dict[str, A
 
 
 def _check_kind(name: str, value: Any, kind: str) -> None:
-    allowed = {"int": int, "float": (int, float), "str": str, "bool": bool, "dict": dict}
+    allowed: dict[str, type | tuple[type, ...]] = {
+        "int": int,
+        "float": (int, float),
+        "str": str,
+        "bool": bool,
+        "dict": dict,
+    }
     wanted = next(python for word, python in allowed.items() if kind.startswith(word))
     if not isinstance(value, wanted) or (isinstance(value, bool) and not kind.startswith("bool")):
-        raise InputError(f"{name} must be of type {kind.split(' |', maxsplit=1)[0].split('[', maxsplit=1)[0]}, not {value!r}")
+        raise InputError(
+            f"{name} must be of type {kind.split(' |', maxsplit=1)[0].split('[', maxsplit=1)[0]}, not {value!r}"
+        )
 
 
 def parse_option(text: str) -> tuple[str, Any]:
