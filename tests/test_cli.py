@@ -1,0 +1,174 @@
+"""The command, as a person meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+TINY = "--layers 1 --width 16 --heads 2 --hidden 24 --context 8 --batch-size 2 --warmup 2 --eval-batches 2 --threads 1"
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+
+
+def run(folder: Path, arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from dash_shampoo.cli import main; main()", *arguments.split()]
+    environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=environment, check=False, timeout=120, **options
+    )  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+def losses(folder: Path, name: str) -> dict[int, dict[str, float]]:
+    merged: dict[int, dict[str, float]] = {}
+    for line in (folder / name / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        wanted = {key: value for key, value in row.items() if key in ("train/loss", "validation/loss")}
+        merged.setdefault(row["step"], {}).update(wanted)
+    return merged
+
+
+@pytest.mark.parametrize("optimizer", ["dash", "adamw", "muon", "sgd"])
+def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, optimizer: str) -> None:
+    done = run(folder, f"train --data text.txt --optimizer {optimizer} --steps 60 --eval-every 30 {TINY}")
+    assert done.returncode == 0, done.stderr
+    files = {file.name.split(".")[0] for file in (folder / "runs" / f"tiny-{optimizer}-001").iterdir()}
+    assert files == {"settings", "metrics", "checkpoint", "loss", "events"}
+    rows = losses(folder, f"runs/tiny-{optimizer}-001")
+    assert set(rows) >= {0, 30, 60}
+    assert rows[60]["validation/loss"] < rows[0]["validation/loss"]
+    for words in ("validation loss", "perplexity", "optimizer's share", "loss.png"):
+        assert words in done.stdout
+    assert f"{math.exp(rows[60]['validation/loss']):.2f}" in done.stdout
+
+
+def test_runs_get_new_folders(folder: Path) -> None:
+    for _ in range(2):
+        run(folder, f"train --data text.txt --steps 1 {TINY}")
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["tiny-dash-001", "tiny-dash-002"]
+
+
+@pytest.mark.parametrize("optimizer", ["dash", "adamw", "muon"])
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, optimizer: str) -> None:
+    common = f"train --data text.txt --optimizer {optimizer} --eval-every 5 --save-every 15 {TINY} --steps 40"
+    if optimizer == "dash":
+        common += " --update-every 4"
+    assert run(folder, f"{common} --run whole").returncode == 0
+    assert run(folder, f"{common} --run cut").returncode == 0
+    # Puts the second run back to its checkpoint of step 15, with its later metrics still there.
+    script = (
+        "from pathlib import Path; from rich.console import Console; from dash_shampoo.train import loop, run;"
+        "r, s = run.Run.open(Path('cut')); t = loop.Trainer(s);"
+        "[t.train_step() for _ in range(15)]; t.before = 1.0; r.save(t.state_dict())"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, timeout=120)
+    done = run(folder, "train --resume cut")
+    assert done.returncode == 0, done.stderr
+    assert losses(folder, "cut") == losses(folder, "whole")
+    states = [torch.load(folder / name / "checkpoint.pt", weights_only=True)["model"] for name in ("whole", "cut")]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, number: signal.Signals) -> None:
+    arguments = f"train --data text.txt --steps 100000 --run long {TINY}".split()
+    command = [sys.executable, "-c", "from dash_shampoo.cli import main; main()", *arguments]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not losses_exist(folder / "long" / "metrics.jsonl") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "go on with: dash-shampoo train --resume long" in errors
+    step = torch.load(folder / "long" / "checkpoint.pt", weights_only=True)["step"]
+    assert step > 0
+    settings = json.loads((folder / "long" / "settings.json").read_text())
+    (folder / "long" / "settings.json").write_text(json.dumps({**settings, "steps": step + 3}))
+    assert run(folder, "train --resume long").returncode == 0
+    assert torch.load(folder / "long" / "checkpoint.pt", weights_only=True)["step"] == step + 3
+
+
+def losses_exist(path: Path) -> bool:
+    return path.exists() and "train/loss" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train --modle tiny", "No such option"),
+        ("train --steps many", "--steps"),
+        ("train --model tny", "did you mean 'tiny'"),
+        ("train --optimizer adm", "did you mean 'adamw'"),
+        ("train --data nowhere.txt", "no such file or folder: nowhere.txt"),
+        ("train --data short.txt", "text is too short"),
+        ("train --data text.txt --heads 5", "does not divide into 5 heads"),
+        ("train --data text.txt --solver minmax", "did you mean 'minimax'"),
+        ("train --data text.txt --damping -1", "damping"),
+        ("train --data text.txt --set nonsense=1", "nonsense"),
+        ("train --data text.txt --set nonsense", "key=value"),
+        ("train --data text.txt --config nowhere.toml", "no such file: nowhere.toml"),
+        ("train --data text.txt --device tpu9", "no device"),
+        ("train --data text.txt --run taken", "exists already"),
+        ("train --data text.txt --steps 0", "steps must be at least 1"),
+        ("train --resume taken", "no run to resume"),
+        ("train --resume damaged", "damaged"),
+        ("train --resume damaged --steps 3", "give no other settings"),
+        ("tarin", "tarin"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(folder: Path, arguments: str, words: str) -> None:
+    (folder / "short.txt").write_text("short")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "kept.txt").write_text("kept")
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "settings.json").write_text(json.dumps({"data": "text.txt", "steps": 1}))
+    (folder / "damaged" / "checkpoint.pt").write_bytes(b"PK not a checkpoint")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = run(folder, arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert done.stderr.startswith("dash-shampoo: ")
+    assert done.stderr.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_version_and_help(folder: Path) -> None:
+    assert run(folder, "--version").stdout.startswith("dash-shampoo ")
+    help_text = run(folder, "train --help").stdout
+    assert "--update-every" in help_text
+    assert "llama-953m" in help_text
+
+
+def test_without_the_extra_the_command_says_what_to_install(folder: Path) -> None:
+    script = (
+        "import importlib.util as u, sys; find = u.find_spec;"
+        "u.find_spec = lambda name, *a: None if name in ('typer', 'rich') else find(name, *a);"
+        "from dash_shampoo.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'dash-shampoo[train]'" in done.stderr
+
+
+def test_the_library_itself_needs_torch_alone(folder: Path) -> None:
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'numpy', 'matplotlib', 'tensorboard', 'click']));"
+        "import torch, dash_shampoo; p = torch.nn.Parameter(torch.ones(3, 3)); p.grad = torch.ones(3, 3);"
+        "dash_shampoo.Dash([p]).step(); print(sorted(m for m in sys.modules if m.startswith('dash_shampoo.train')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
