@@ -39,6 +39,7 @@ def build() -> typer.Typer:
     import typer
 
     import dash_shampoo
+    from dash_shampoo.bench.command import app as bench
     from dash_shampoo.train.command import command as train
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -55,6 +56,7 @@ def build() -> typer.Typer:
         """Shampoo for PyTorch, cheap enough to use."""
 
     app.command("train")(train)
+    app.add_typer(bench, name="bench")
     return app
 
 

@@ -1,0 +1,1 @@
+"""Measurements, for the command `dash-shampoo bench`."""
