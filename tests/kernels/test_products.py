@@ -72,3 +72,23 @@ def test_unknown_precision_is_refused() -> None:
     a, b, _ = factors()
     with pytest.raises(ValueError, match="fp32, fp16x3"):
         matmul(a, b, precision="fp4")
+
+
+@pytest.mark.parametrize("size", [255, 256, 301, 512])
+def test_symmetric_products_equal_full_ones_and_are_symmetric(size: int) -> None:
+    a = torch.randn(2, size, size)
+    a = a + a.mT
+    b = (a @ a) / size
+    add = torch.randn(2, size, size)
+    add = add + add.mT
+    for options in ({}, {"add": add, "alpha": 0.5, "beta": -2.0}):
+        full, half = matmul(a, b, **options), matmul(a, b, symmetric=True, **options)
+        torch.testing.assert_close(half, full, rtol=1e-4, atol=1e-3)
+        out = torch.empty_like(a)
+        assert matmul(a, b, symmetric=True, out=out, **options) is out
+        assert torch.equal(out, half)
+        if size >= 256:
+            off = half - half.mT
+            assert off[:, :128, -100:].abs().max() == 0
+    thin = torch.randn(2, size, 3)
+    torch.testing.assert_close(matmul(a, thin, symmetric=True), matmul(a, thin))

@@ -91,9 +91,7 @@ def test_every_place_of_the_text_can_be_drawn() -> None:
         ("text.txt", b"text", "missing.json", "no such tokenizer"),
     ],
 )
-def test_bad_data_is_refused(
-    tmp_path: Path, name: str, content: bytes | None, tokenizer: str, message: str
-) -> None:
+def test_bad_data_is_refused(tmp_path: Path, name: str, content: bytes | None, tokenizer: str, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):

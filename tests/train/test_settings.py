@@ -46,7 +46,14 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_options_are_read_in_tomls_notation() -> None:
-    pairs: dict[str, Any] = {"a=1": 1, "a=1e-3": 1e-3, "a=[1, 2]": [1, 2], "a=true": True, "a='x'": "x", "a=word": "word"}
+    pairs: dict[str, Any] = {
+        "a=1": 1,
+        "a=1e-3": 1e-3,
+        "a=[1, 2]": [1, 2],
+        "a=true": True,
+        "a='x'": "x",
+        "a=word": "word",
+    }
     for text, value in pairs.items():
         assert parse_option(text) == ("a", value)
     with pytest.raises(InputError, match="key=value"):

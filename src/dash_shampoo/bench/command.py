@@ -41,7 +41,12 @@ def roots(
         choose("precision", name, PRECISIONS)
     rows = list(
         root_bench.measure(
-            size or [128, 256], condition or [1e3, 1e4, 1e5, 1e6], precision or ["fp32"], root, repeats, pick_device(device)
+            size or [128, 256],
+            condition or [1e3, 1e4, 1e5, 1e6],
+            precision or ["fp32"],
+            root,
+            repeats,
+            pick_device(device),
         )
     )
     columns = ["size", "condition", "solver", "precision", "error", "residual", "ok", "products", "milliseconds"]
@@ -92,7 +97,13 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    machine = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    (folder / f"{name}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.json").write_text(
+        json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )

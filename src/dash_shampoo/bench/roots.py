@@ -59,7 +59,7 @@ class Row:
 
 
 def decaying_stack(count: int, size: int, device: torch.device) -> Tensor:
-    """Symmetric positive semidefinite matrices (count, size, size) whose eigenvalues fall from 1 to 1e-8, in float32."""
+    """Symmetric positive semidefinite float32 matrices (count, size, size), with eigenvalues from 1 down to 1e-8."""
     generator = torch.Generator().manual_seed(0)
     q = torch.linalg.qr(torch.randn(count, size, size, generator=generator, dtype=torch.float64)).Q
     matrix = (q * torch.logspace(0, -8, size, dtype=torch.float64)) @ q.mT
@@ -121,7 +121,7 @@ def _cases(matrix: Tensor, p: int, damping: float, precisions: list[str]) -> Ite
     for name in SOLVERS:
         solver: Solver = resolve_solver(name)
         for precision in precisions if name != "eigh" else ["fp32"]:
-            options = {"solver": solver, "damping": damping, "precision": precision}
+            options: dict[str, Any] = {"solver": solver, "damping": damping, "precision": precision}
             try:
                 inverse_root(matrix[:1], p, **options)
             except ValueError:  # this precision is not safe at this damping, or the solver has no such root
@@ -146,9 +146,13 @@ def pareto(rows: list[Row], path: Path) -> None:
         for row in own:
             label = row.solver if row.precision == "fp32" else f"{row.solver} {row.precision}"
             (dot,) = axes.loglog(row.milliseconds / row.count, max(row.error, 1e-7), "o")
-            axes.annotate(label, (row.milliseconds / row.count, max(row.error, 1e-7)), fontsize=6, color=dot.get_color())
+            axes.annotate(
+                label, (row.milliseconds / row.count, max(row.error, 1e-7)), fontsize=6, color=dot.get_color()
+            )
         front = _front(own)
-        axes.loglog([row.milliseconds / row.count for row in front], [max(row.error, 1e-7) for row in front], "k-", lw=0.5)
+        axes.loglog(
+            [row.milliseconds / row.count for row in front], [max(row.error, 1e-7) for row in front], "k-", lw=0.5
+        )
         axes.set(title=f"{size} x {size}, condition {condition:.0e}", xlabel="ms per matrix", ylabel="relative error")
         axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -36,7 +36,9 @@ class Row:
 
 
 class _Count(TorchDispatchMode):
-    operations = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.operations += 1
@@ -54,7 +56,9 @@ def parameters_with_gradients(model: str, layers: int | None, device: torch.devi
     return own
 
 
-def measure(cases: dict[str, dict[str, Any]], model: str, layers: int | None, repeats: int, device: torch.device) -> list[Row]:
+def measure(
+    cases: dict[str, dict[str, Any]], model: str, layers: int | None, repeats: int, device: torch.device
+) -> list[Row]:
     """A row for each set of options of Dash, the steps taken in turn; "adamw" and "muon" are torch's own."""
     optimizers: dict[str, Optimizer] = {}
     for name, options in cases.items():

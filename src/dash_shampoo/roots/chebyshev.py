@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like, mirrored
 
 EVALUATIONS = ("clenshaw", "paterson-stockmeyer")
 
@@ -44,6 +44,7 @@ class Chebyshev(Solver):
         return largest_error(p, spectrum.low, self.degree)
 
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
+        product = mirrored(product, spectrum)
         matrix, low, high = scaled.matrix, spectrum.low, spectrum.high
         series = expansion(p, low, self.degree)
         # The spectrum [low, 1] on the interval [-1, 1] of the Chebyshev polynomials.

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, congruence
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, congruence, mirrored
 
 TOLERANCE = 1e-4
 
@@ -39,11 +39,12 @@ class CoupledNewton(Solver):
 
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         z = (p + 1) / 2
+        product = mirrored(product, spectrum)
         residual = scaled.matrix * z
         factor = _factor(residual, p)
         root = factor
         for _ in range(1, self._steps(p, spectrum)):
-            residual = congruence(residual, factor, p, product)
+            residual = congruence(residual, factor, p, product) if p > 1 else product(residual, factor)
             factor = _factor(residual, p)
             root = product(root, factor)
         return root * z ** (1 / p)

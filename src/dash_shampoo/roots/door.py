@@ -92,7 +92,7 @@ def inverse_root(
     name = scaling or chosen.scaling
     spectrum = Spectrum(low=_lowest(name, damping, A.shape[-1]))
     chosen.check(p, spectrum)
-    _check_precision(chosen, damping, precision, A.dtype)
+    _check_precision(chosen, p, damping, precision, A.dtype)
     n = len(A)
     most = max(1, n if max_workspace is None else max_workspace // (8 * max(1, A[:1].nbytes)))
     product = partial(matmul, precision=precision)
@@ -128,7 +128,7 @@ def _solve(
     peak = A.diagonal(dim1=1, dim2=2).amax(dim=1).view(-1, 1, 1)
     peak = torch.where((peak > 0) & torch.isfinite(peak), peak, 1)
     matrix = A / peak
-    square = product(matrix, matrix)
+    square = product(matrix, matrix, symmetric=True)
     norm = schatten4(square)
     zero = norm == 0
     shift = damping * norm + epsilon / peak
@@ -205,9 +205,14 @@ def _check(A: Tensor, p: Any, damping: Any, epsilon: Any, scaling: str | None, p
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
 
 
-def _check_precision(solver: Solver, damping: float, precision: str, dtype: torch.dtype) -> None:
+def _check_precision(solver: Solver, p: int, damping: float, precision: str, dtype: torch.dtype) -> None:
     """Refuses products too coarse for the damping: their rounding would make small eigenvalues negative."""
     least = LEAST_DAMPING[precision]
+    if dtype == torch.float32 and solver.name == "minimax" and p > 1 and p % 2 and damping < LEAST_ODD_DAMPING:
+        raise ValueError(
+            f"minimax in float32 is safe for odd roots p = {p} with damping of at least {LEAST_ODD_DAMPING:g}, not "
+            f"{damping:g}: raise the damping, or use solver='coupled-newton' or a float64 stack"
+        )
     if dtype == torch.float64 or not solver.certified or damping >= least or solver.name == "eigh":
         return
     safe = next(name for name in ("bf16x3", "fp16x3", "fp32") if damping >= LEAST_DAMPING[name] or name == "fp32")
@@ -219,4 +224,5 @@ def _check_precision(solver: Solver, damping: float, precision: str, dtype: torc
 
 
 # An eigenvalue's rounding error is the products' unit roundoff times a small constant; below, it may turn negative.
+LEAST_ODD_DAMPING = 1e-5  # of minimax, where no two-sided form keeps the chain of products symmetric
 LEAST_DAMPING = {"fp32": 0.0, "fp16x3": 1e-6, "bf16x3": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 1e-1}

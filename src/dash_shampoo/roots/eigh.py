@@ -26,7 +26,7 @@ class Eigh(Solver):
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         values, vectors = _decompose(scaled.matrix)  # (n, b), (n, b, b)
         values = torch.maximum(values, scaled.floor.squeeze(2))
-        return product(vectors * values.pow(-1 / p).unsqueeze(1), vectors.mT)
+        return product(vectors * values.pow(-1 / p).unsqueeze(1), vectors.mT, symmetric=True)
 
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dash_shampoo.kernels import Product
 from dash_shampoo.roots.schedule import Step, schedule
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, congruence
+from dash_shampoo.roots.solver import LEAST_MIRRORED, Scaled, Solver, Spectrum, add_to_diagonal, congruence, mirrored
 
 LEAST_DAMPING = 1e-8
 
@@ -19,8 +19,9 @@ LEAST_DAMPING = 1e-8
 class Minimax(Solver):
     """X <- X q_k(M), M <- q_k(M)^p M, with polynomials q_k that depend on p and the damping alone.
 
-    For p = 2 the pair Y = A X, X takes the place of M = X Y: as many products, and errors in M do not pile up. The
-    inverse itself, p = 1, is the square of that root: rounding in M would be amplified by the whole condition number.
+    For p = 2 and a damping below 5e-5 the pair Y = A X, X takes the place of M = X Y: as many products, and errors in M
+    do not pile up. The inverse itself, p = 1, is the square of the root for p = 2: rounding in M would be amplified by
+    the whole condition number.
 
     Attributes:
         degree: of the polynomials. 2 is the cheapest for a given error: its square is at hand, and serves once.
@@ -46,10 +47,12 @@ class Minimax(Solver):
         if p == 1:
             root = self.solve(scaled, 2, spectrum, product)
             return product(root, root)
+        coupled = p == 2 and spectrum.low < LEAST_MIRRORED
+        product = mirrored(product, spectrum)
         first, *steps = schedule(p, spectrum.low, self.degree)
         root = polynomial(first, scaled.matrix, product, square=scaled.square)
         # The first square has served: its memory is free for what follows.
-        if p == 2:
+        if coupled:
             return self._coupled(scaled.matrix, root, steps, product, scaled.square)
         residual, factor, spare = scaled.matrix, root, scaled.square
         chain, other, another = (torch.empty_like(root) for _ in range(3))
