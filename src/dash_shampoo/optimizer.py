@@ -22,7 +22,7 @@ class Dash(Optimizer):
     For each block G (r x c) of a parameter's gradient, seen as a matrix (first dimension, rest)::
 
         L <- beta2 L + (1 - beta2) G G^T        R <- beta2 R + (1 - beta2) G^T G        M <- beta1 M + (1 - beta1) G
-        U  = (L + damping)^(-1/p) M (R + damping)^(-1/p)          the roots renewed every ``update_every`` steps
+        U  = (L + damping)^(-1/p) M (R + damping)^(-1/p)           the roots renewed every ``update_every`` steps
         W <- (1 - lr weight_decay) W - lr U ||step||_F / ||U||_F     ``step`` is what the grafting method would do alone
 
     Blocks of one shape, dtype and device go through each line in one batched call, whatever layers they come from.
@@ -44,7 +44,8 @@ class Dash(Optimizer):
         graft_eps: added to the grafting method's denominator, and to AdamW's.
         momentum: momentum of the update, 0 for none.
         nesterov: look ahead along that momentum.
-        root: the p of the inverse p-th roots; ``None`` is twice the number of preconditioned sides.
+        root: the p of the inverse p-th roots. 2 trains best where we looked (docs/choices.md); ``None`` is the paper's
+            rule, twice the number of preconditioned sides: 4 for a matrix, 2 for a one-sided vector.
         vectors: what moves 0-D and 1-D parameters: "adamw", or "shampoo" for 1-D ones (with L alone).
         start_step: first step, by a parameter's own count, that Shampoo takes; the grafting method runs alone before.
         bias_correction: whether means are corrected for their zero start.
@@ -70,7 +71,7 @@ class Dash(Optimizer):
         *,
         block_size: int = 1024,
         solver: Any = "minimax",
-        update_every: int = 1,
+        update_every: int = 10,
         damping: float = 1e-4,
         epsilon: float = 0.0,
         grafting: str = "adam",
@@ -78,7 +79,7 @@ class Dash(Optimizer):
         graft_eps: float = 1e-8,
         momentum: float = 0.0,
         nesterov: bool = False,
-        root: int | None = None,
+        root: int | None = 2,
         vectors: str = "adamw",
         start_step: int = 1,
         bias_correction: bool = True,
