@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test check format clean
+.PHONY: help train test check fuzz bench-roots bench-step format clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -24,6 +24,15 @@ check: $(VENV)/.dev ## lint and type-check
 
 test: $(VENV)/.dev check ## install what the tests need, lint, type-check, test
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.dev ## ten thousand random cases of models, options, faults and interruptions
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/test_fuzz.py --timeout 7200
+
+bench-roots: $(VENV)/.train ## measure every solver of inverse roots on this machine
+	$(BIN)/dash-shampoo bench roots --out runs/bench
+
+bench-step: $(VENV)/.train ## measure the optimizer's step with every solver
+	$(BIN)/dash-shampoo bench step --out runs/bench
 
 format: $(VENV)/.dev ## rewrite the code in the project's style
 	$(BIN)/ruff format .
