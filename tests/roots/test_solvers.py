@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import matmul
+from dash_shampoo.kernels import coarsest, matmul
 from dash_shampoo.roots import Chebyshev, Eigh, Minimax, NewtonDB, Solver, inverse_root
 from dash_shampoo.roots import door as door_module
 from dash_shampoo.roots.chebyshev import clenshaw, expansion, largest_error, paterson_stockmeyer
@@ -159,3 +159,25 @@ def test_every_product_goes_through_the_door(monkeypatch: pytest.MonkeyPatch) ->
         inverse_root(A, 4, solver=solver, damping=0.2, precision="tf32")
         assert set(seen) == {"tf32"}
     assert partial(matmul, precision="tf32")(A, A).dtype == torch.float32
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("damping", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_mixed_products_are_coarse_where_the_spectrum_is_short(
+    monkeypatch: pytest.MonkeyPatch, p: int, damping: float
+) -> None:
+    seen = []
+
+    def watched(a: Tensor, b: Tensor, *, precision: str, low: float, **options: Any) -> Tensor:
+        if a.shape == b.shape:
+            seen.append(coarsest(low))
+        return matmul(a, b, precision=precision, low=low, **options)
+
+    monkeypatch.setattr(door_module, "matmul", watched)
+    A = with_condition(1e6, b=64).float()
+    root = inverse_root(A, p, damping=damping, precision="mixed")
+    assert root.ok.all()
+    assert eigenvalue_error(root.value, A, p, damping) < 1e-2
+    assert seen == sorted(seen, reverse=True)  # split products first
+    assert "fp16" in seen or (p == 2 and damping < 5e-5)
+    assert seen[0] == "fp16x3"

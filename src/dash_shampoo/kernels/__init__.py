@@ -1,5 +1,5 @@
 """Batched matrix products, each with a precision of its own."""
 
-from dash_shampoo.kernels.products import PRECISIONS, Product, matmul, strict_products, unit_roundoff
+from dash_shampoo.kernels.products import PRECISIONS, Product, coarsest, matmul, strict_products, unit_roundoff
 
-__all__ = ["PRECISIONS", "Product", "matmul", "strict_products", "unit_roundoff"]
+__all__ = ["PRECISIONS", "Product", "coarsest", "matmul", "strict_products", "unit_roundoff"]

@@ -75,7 +75,8 @@ def inverse_root(
         scaling: how the stack is scaled before it is solved, one of `dash_shampoo.roots.SCALINGS`; ``None`` is the
             solver's own, "bound" for all but the paper's presets.
         precision: of the products, one of `dash_shampoo.kernels.PRECISIONS`; true float32 by default, whatever torch's
-            global flags. Ignored for float64.
+            global flags. "mixed" starts with split float16 and goes on in float16 once the spectrum is short, which is
+            for GPUs. Ignored for float64.
         previous: (n, b, b) roots to keep where a block fails.
         max_workspace: bytes of temporaries; a larger stack is worked off in pieces. ``None``: all at once.
 
@@ -95,7 +96,7 @@ def inverse_root(
     _check_precision(chosen, p, damping, precision, A.dtype)
     n = len(A)
     most = max(1, n if max_workspace is None else max_workspace // (8 * max(1, A[:1].nbytes)))
-    product = partial(matmul, precision=precision)
+    product = partial(matmul, precision=precision, low=spectrum.low)
     bound = tolerance(chosen.error(p, spectrum), spectrum.low, unit_roundoff(precision, A.dtype), p, A.shape[-1])
     if not chosen.certified:
         bound = math.inf
@@ -225,4 +226,4 @@ def _check_precision(solver: Solver, p: int, damping: float, precision: str, dty
 
 # An eigenvalue's rounding error is the products' unit roundoff times a small constant; below, it may turn negative.
 LEAST_ODD_DAMPING = 1e-5  # of minimax, where no two-sided form keeps the chain of products symmetric
-LEAST_DAMPING = {"fp32": 0.0, "fp16x3": 1e-6, "bf16x3": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 1e-1}
+LEAST_DAMPING = {"fp32": 0.0, "mixed": 1e-6, "fp16x3": 1e-6, "bf16x3": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 1e-1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -58,6 +59,8 @@ class Minimax(Solver):
         chain, other, another = (torch.empty_like(root) for _ in range(3))
         for step in steps:
             residual = congruence(residual, factor, p, product, out=chain, spare=other)
+            # From here on the chain's spectrum is shorter, and coarser products will do.
+            product = partial(product, low=step.low)
             factor = polynomial(step, residual, product, out=another)
             root, spare = product(root, factor, out=spare), root
         return root
