@@ -435,6 +435,7 @@ def test_copies_go_on_as_the_original(duplicate: Any) -> None:
         ({"damping": -1e-3}, "damping"),
         ({"damping": 0.0}, "damping"),
         ({"epsilon": -1.0}, "epsilon"),
+        ({"precision": "bf16"}, "bf16x3"),
         ({"solver": "newton"}, "newton-db"),
         ({"grafting": "adm"}, "did you mean 'adam'"),
         ({"vectors": "admw"}, "did you mean 'adamw'"),

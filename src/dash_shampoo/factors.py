@@ -11,7 +11,7 @@ from dash_shampoo.roots import Eigh, Solver, inverse_root
 from dash_shampoo.watch import Watch
 
 # The most stacks of a factor's size that a solver holds at a time.
-TEMPORARIES = 8
+TEMPORARIES = 10
 
 
 def workspace(most: int | None, device: torch.device) -> int:
@@ -32,6 +32,7 @@ class FactorKey(NamedTuple):
     solver: Solver
     damping: float
     epsilon: float
+    precision: str
     max_workspace: int | None
 
 
@@ -108,6 +109,7 @@ class Factors:
             solver=solver,
             damping=self.key.damping,
             epsilon=self.key.epsilon,
+            precision=self.key.precision,
             previous=self.inverse(lanes).to(dtype),
         )
         packed = self.packed[lanes]

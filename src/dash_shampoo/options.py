@@ -25,6 +25,7 @@ STRUCTURE = (
     "solver",
     "damping",
     "epsilon",
+    "precision",
     "root",
     "grafting",
     "bias_correction",
@@ -74,8 +75,8 @@ def normalise(group: dict[str, Any]) -> None:
     if group["start_step"] > 1 and group["grafting"] == "none":
         raise ValueError("start_step > 1 needs a grafting method: it is what runs before Shampoo starts")
     for root in roots(group):
-        empty = torch.empty(0, 1, 1)
-        inverse_root(empty, root, solver=group["solver"], damping=group["damping"], epsilon=group["epsilon"])
+        own = {name: group[name] for name in ("solver", "damping", "epsilon", "precision")}
+        inverse_root(torch.empty(0, 1, 1), root, **own)
 
 
 def refuse_misspelt(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:

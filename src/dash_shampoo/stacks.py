@@ -385,6 +385,7 @@ def _factor_key(group: Mapping[str, Any], size: int, sides: int) -> FactorKey:
         solver=resolve_solver(group["solver"]),
         damping=group["damping"],
         epsilon=group["epsilon"],
+        precision=group["precision"],
         max_workspace=group["max_workspace"],
     )
 

@@ -24,7 +24,7 @@ _ROUNDOFF = {
 }
 PRECISIONS = (*_ROUNDOFF, "mixed")
 
-# Smallest eigenvalue, relative to the largest, that each precision of "mixed" leaves within 1 %; measured for p = 2 and 4.
+# Smallest eigenvalue, relative to the largest, that each precision of "mixed" leaves within 1 %: measured, p = 2 and 4.
 _LOWEST = {"fp16": 0.05, "fp16x3": 1e-6}
 
 # Sizes from which two or four strips of a symmetric product cost less than the whole, on a CPU: for 256 they save a
