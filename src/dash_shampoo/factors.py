@@ -45,7 +45,8 @@ class Factors:
     Attributes:
         packed: (n, b + 1, b) factors (zero at first) and inverse roots (the identity until the first `update_roots`).
         residual: (n,) certified residual of each last root.
-        failed: (n,) whether the last root of a factor was refused by its certificate; the one before it stays then.
+        failed: (n,) whether the solver's last root of a factor was refused by its certificate. The one before it stays
+            then, and the next time an eigendecomposition stands in for the solver.
         failures: how many roots have been refused so far, a tensor on the factors' device.
         rescued: how many factors have been solved again by the safer route.
     """
@@ -90,7 +91,9 @@ class Factors:
         retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
         ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
         for some in ranges if lanes is None else lanes.split(most):
-            self._solve(some, self.key.solver, self.packed.dtype)
+            ok = self._solve(some, self.key.solver, self.packed.dtype)
+            self.failed[some] = ~ok
+            self.failures += (~ok).sum()
         if retry and lanes is not None:
             retry = sorted(set(retry) & set(lanes.tolist()))
         for i in retry:
@@ -102,7 +105,8 @@ class Factors:
         """Has the next `update_roots` look after the factors that have failed up to now."""
         self._watch.post(self.failed)
 
-    def _solve(self, lanes: slice | Tensor, solver: Solver, dtype: torch.dtype) -> None:
+    def _solve(self, lanes: slice | Tensor, solver: Solver, dtype: torch.dtype) -> Tensor:
+        """Renews the inverse roots in ``lanes`` where the certificate allows it; returns where it does."""
         root = inverse_root(
             self.factor(lanes).to(dtype),
             self.key.root,
@@ -118,8 +122,7 @@ class Factors:
         if isinstance(lanes, Tensor):
             self.packed.index_copy_(0, lanes, packed)
         self.residual[lanes] = root.residual.to(own.dtype)
-        self.failed[lanes] = ~root.ok
-        self.failures += (~root.ok).sum()
+        return root.ok
 
 
 class Side(NamedTuple):

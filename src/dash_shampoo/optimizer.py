@@ -155,16 +155,16 @@ class Dash(Optimizer):
 
         Returns:
             ``skipped``: steps that parameters skipped because their gradient was not finite, summed over parameters;
-            ``roots``: inverse roots that are kept; ``roots_failed``: solves that the certificate refused so far;
-            ``roots_stale``: roots whose last solve was refused; ``roots_rescued``: factors solved again by float64
-            eigendecomposition; ``residual``: largest certified residual.
+            ``roots``: inverse roots that are kept; ``roots_failed``: how often a certificate refused one so far;
+            ``roots_failing``: roots that it refused the last time; ``roots_rescued``: how often a float64
+            eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
         """
         factors = [factors for bank in self._banks for factors in bank.factors.values()]
         return {
             "skipped": sum(int(bank.skipped.sum()) for bank in self._banks),
             "roots": sum(len(each.packed) for each in factors),
             "roots_failed": sum(int(each.failures) for each in factors),
-            "roots_stale": sum(int(each.failed.sum()) for each in factors),
+            "roots_failing": sum(int(each.failed.sum()) for each in factors),
             "roots_rescued": sum(each.rescued for each in factors),
             "residual": max((float(each.residual.max()) for each in factors if len(each.residual)), default=0.0),
         }

@@ -1,0 +1,134 @@
+"""Factors and their roots share memory without touching each other, and a failed root is rescued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dash_shampoo import Dash
+from dash_shampoo.factors import FactorKey, Factors
+from dash_shampoo.roots import Minimax
+from tests.roots.matrices import exact_root
+from tests.test_optimizer import give_gradients, parameters
+
+
+def make(size: int, n: int, **changes: Any) -> Factors:
+    key = FactorKey(size, 2, Minimax(), 1e-3, 0.0, "fp32", None)
+    return Factors(key._replace(**changes), n, torch.float64, torch.device("cpu"))
+
+
+def halves(n: int, size: int) -> Tensor:
+    return torch.randn(n, size, 2 * size, dtype=torch.float64)
+
+
+@given(size=st.integers(1, 7), n=st.integers(1, 5), data=st.data())
+def test_factors_and_inverses_share_an_array_without_touching_each_other(
+    size: int, n: int, data: st.DataObject
+) -> None:
+    factors = make(size, n)
+    assert torch.equal(factors.inverse(slice(0, n)), torch.eye(size).double().expand(n, size, size))
+    assert factors.packed.numel() == n * size * (size + 1)
+    expected = torch.zeros(n, size, size, dtype=torch.float64)
+    for _ in range(3):
+        start = data.draw(st.integers(0, n - 1))
+        lanes = slice(start, data.draw(st.integers(start + 1, n)))
+        half = halves(lanes.stop - start, size)
+        inverse = factors.inverse(slice(0, n))
+        factors.accumulate(lanes, half, torch.full((len(half), 1, 1), 0.5).double())
+        expected[lanes] = 0.5 * expected[lanes] + half @ half.mT
+        torch.testing.assert_close(factors.factor(slice(0, n)), expected)
+        assert torch.equal(factors.inverse(slice(0, n)), inverse)
+    before = factors.factor(slice(0, n))
+    chosen = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
+    factors.update_roots(torch.tensor(chosen))
+    assert torch.equal(factors.factor(slice(0, n)), before)
+    roots = factors.inverse(slice(0, n))
+    for lane in range(n):
+        if lane in chosen and expected[lane].any():
+            torch.testing.assert_close(roots[lane], exact_root(before[[lane]], 2, 1e-3)[0], rtol=1e-2, atol=1e-2)
+        else:
+            torch.testing.assert_close(roots[lane], torch.eye(size).double())
+
+
+def test_roots_in_pieces_equal_roots_at_once() -> None:
+    whole, pieces = make(6, 9), make(6, 9, max_workspace=1)
+    half = halves(9, 6)
+    for factors in (whole, pieces):
+        factors.accumulate(slice(0, 9), half, torch.zeros(9, 1, 1).double())
+        factors.update_roots(None)
+    torch.testing.assert_close(whole.packed, pieces.packed)
+
+
+def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes minimax return rubbish for scaled matrices whose first entry is the largest."""
+    solved: list[int] = []
+    solve = Minimax.solve
+
+    def solve_badly(self: Minimax, scaled: Any, *rest: Any) -> Tensor:
+        root = solve(self, scaled, *rest)
+        bad = scaled.matrix[:, 0, 0] > 0.9
+        solved.append(int(bad.sum()))
+        return torch.where(bad.view(-1, 1, 1), 100 * root, root)
+
+    monkeypatch.setattr(Minimax, "solve", solve_badly)
+    return solved
+
+
+def test_a_refused_root_stays_the_last_good_one_and_is_solved_again_by_eigh(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = make(4, 3)
+    first = torch.diag_embed(torch.rand(3, 4, dtype=torch.float64) * 0.1 + 1)
+    factors.accumulate(slice(0, 3), first, torch.zeros(3, 1, 1).double())
+    factors.update_roots(None)
+    good = factors.inverse(slice(0, 3))
+    fails_for_large(monkeypatch)
+    second = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4).clone()
+    second[1] = torch.eye(4)
+    factors.accumulate(slice(0, 3), second, torch.zeros(3, 1, 1).double())
+    factors.update_roots(None)
+    assert factors.failed.tolist() == [True, False, True]
+    assert int(factors.failures) == 2
+    assert torch.equal(factors.inverse(slice(0, 3))[[0, 2]], good[[0, 2]])
+    for rescued in (2, 4):  # for as long as the solver fails
+        factors.update_roots(None)
+        assert factors.rescued == rescued
+        exact = exact_root(factors.factor(slice(0, 3)), 2, 1e-3)
+        torch.testing.assert_close(factors.inverse(slice(0, 3)), exact, rtol=1e-3, atol=0)
+    monkeypatch.undo()
+    for rescued in (6, 6):
+        factors.update_roots(None)
+        assert factors.rescued == rescued
+    assert not factors.failed.any()
+
+
+def test_only_the_factors_that_are_due_are_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = make(4, 3)
+    fails_for_large(monkeypatch)
+    half = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4)
+    factors.accumulate(slice(0, 3), half, torch.zeros(3, 1, 1).double())
+    factors.update_roots(None)
+    factors.update_roots(torch.tensor([1]))
+    assert factors.rescued == 1
+    roots = factors.inverse(slice(0, 3))
+    torch.testing.assert_close(roots[[1]], exact_root(factors.factor(slice(1, 2)), 2, 1e-3))
+    assert torch.equal(roots[[0, 2]], torch.eye(4).double().expand(2, 4, 4))
+
+
+def test_diagnostics_count_failures_and_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_for_large(monkeypatch)
+    params = parameters([(4, 4)])
+    optimizer = Dash(params, lr=0.1, update_every=1, block_size=4)
+    for step in range(3):
+        give_gradients(params, step)
+        params[0].grad[0] *= 100
+        optimizer.step()
+    numbers = optimizer.diagnostics()
+    assert numbers["roots"] == 2
+    assert numbers["roots_failed"] >= 2
+    assert numbers["roots_rescued"] >= 1
+    assert numbers["roots_failing"] >= 1
+    assert torch.isfinite(params[0]).all()
