@@ -25,7 +25,9 @@ RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 Row = dict[str, Any]
 
 
-def response(solver: str, precision: str, dtype: torch.dtype, damping: float, p: int = 4) -> tuple[list[float], list[float]]:
+def response(
+    solver: str, precision: str, dtype: torch.dtype, damping: float, p: int = 4
+) -> tuple[list[float], list[float]]:
     """Eigenvalues, relative to the largest, and the root's eigenvalue over the undamped exact root's."""
     values = torch.logspace(0, -9, 64, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +36,9 @@ def response(solver: str, precision: str, dtype: torch.dtype, damping: float, p:
     matrix = ((matrix + matrix.T) / 2).unsqueeze(0).to(dtype)
     epsilon = 1e-10 if solver.endswith("paper") else 0.0
     damping = 0.0 if solver.endswith("paper") else damping
-    root = inverse_root(matrix, p, solver=solver, damping=damping, epsilon=epsilon, precision=precision).value[0].double()
+    root = (
+        inverse_root(matrix, p, solver=solver, damping=damping, epsilon=epsilon, precision=precision).value[0].double()
+    )
     got = (q * (root @ q)).sum(0)
     return values.tolist(), (got * values ** (1 / p)).tolist()
 
@@ -43,7 +47,9 @@ def draw_response() -> None:
     """What each solver makes of an eigenvalue: in float64, and in the precisions of the products."""
     figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained", sharey=True)
     for solver in ("eigh", "minimax", "newton-db", "chebyshev", "newton-db-paper", "coupled-newton-paper"):
-        axes[0].semilogx(*response(solver, "fp32", torch.float64, 1e-4), label=solver, lw=3 if solver == "eigh" else 1.3)
+        axes[0].semilogx(
+            *response(solver, "fp32", torch.float64, 1e-4), label=solver, lw=3 if solver == "eigh" else 1.3
+        )
     axes[0].set_title("float64, damping 1e-4 (the paper's: epsilon 1e-10)")
     for damping in (1e-2, 1e-4, 1e-6):
         for dtype, style in ((torch.float64, "-"), (torch.float32, ":")):
@@ -103,7 +109,9 @@ def draw_options(data: list[Row]) -> None:
     parts = ("damping", "update_every", "block_size", "solver", "grafting")
     names = {"frequency": "update_every", "block": "block_size"}
     texts = sorted({row["text"] for row in data})
-    figure, grid = plt.subplots(len(texts), len(parts), figsize=(18, 3.2 * len(texts)), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        len(texts), len(parts), figsize=(18, 3.2 * len(texts)), layout="constrained", squeeze=False
+    )
     for line, text in zip(grid, texts, strict=True):
         own = [row for row in data if row["text"] == text and row["optimizer"] == "dash" and row["steps"] == 400]
         base = [row for row in own if row["part"] == "main" and row["lr"] == 5e-3]

@@ -1,0 +1,94 @@
+"""Measurements measure what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dash_shampoo.bench.roots import count_products, decaying_stack, directional_error, measure
+from dash_shampoo.bench.step import measure as measure_steps
+from dash_shampoo.bench.timing import interleaved
+from dash_shampoo.roots import inverse_root
+from tests.roots.matrices import exact_root, with_condition
+from tests.test_cli import run
+
+CPU = torch.device("cpu")
+
+
+def test_work_is_timed_in_turns_after_a_warm_up() -> None:
+    calls: list[str] = []
+    times = interleaved({"a": lambda: calls.append("a"), "b": lambda: (calls.append("b"), time.sleep(0.01))}, 3, CPU)
+    assert calls == ["a", "b"] * 4
+    assert times["a"] < 0.005 < times["b"]
+
+
+def test_the_error_is_the_largest_along_an_eigenvector() -> None:
+    A = with_condition(1e4, b=12, n=2)
+    exact = exact_root(A, 4, 1e-3)
+    assert directional_error(exact, A, 4, 1e-3) < 1e-9
+    _, vectors = torch.linalg.eigh(A[1])
+    largest = torch.outer(vectors[:, -1], vectors[:, -1])  # the root is smallest there
+    exact[1] += 0.01 * (vectors[:, -1] @ exact[1] @ vectors[:, -1]) * largest
+    assert directional_error(exact, A, 4, 1e-3) == pytest.approx(0.01, rel=1e-6)
+
+
+def test_products_are_counted_and_the_root_is_left_alone() -> None:
+    A = decaying_stack(2, 16, CPU)
+    assert count_products(A, 4, {"solver": "minimax", "damping": 1e-4}) == 16
+    assert inverse_root(A, 4).ok.all()
+
+
+def test_rows_for_every_safe_case() -> None:
+    rows = list(measure([16], [1e2, 1e5], ["fp32", "fp16"], p=4, repeats=1, device=CPU))
+    cases = {(row.solver, row.condition, row.precision) for row in rows}
+    assert ("minimax", 1e5, "fp32") in cases
+    assert ("minimax", 1e2, "fp16") in cases
+    assert ("minimax", 1e5, "fp16") not in cases
+    assert all(row.milliseconds > 0 for row in rows)
+    assert all(row.error < 0.01 for row in rows if row.solver in ("minimax", "eigh") and row.precision == "fp32")
+
+
+def test_rows_of_the_step() -> None:
+    rows = measure_steps({"adamw": {}, "muon": {}, "minimax": {"block_size": 64}}, "tiny", 1, repeats=1, device=CPU)
+    assert [row.name for row in rows] == ["adamw", "muon", "minimax"]
+    assert rows[0].state == pytest.approx(2.0, rel=1e-3)
+    assert rows[0].matrices == 0
+    assert rows[2].matrices > 0
+    assert all(row.seconds > 0 and row.operations > 0 for row in rows)
+
+
+def test_bench_commands_print_a_table_and_write_json_and_a_plot(tmp_path: Path) -> None:
+    done = run(tmp_path, "bench roots --size 16 --condition 1e3 --repeats 1 --out results")
+    assert done.returncode == 0, done.stderr
+    assert "minimax" in done.stdout
+    data = json.loads((tmp_path / "results" / "roots.json").read_text())
+    assert {row["solver"] for row in data["rows"]} >= {"minimax", "eigh", "newton-db-paper"}
+    assert data["machine"]["torch"] == torch.__version__
+    assert (tmp_path / "results" / "roots.png").stat().st_size > 1000
+    done = run(
+        tmp_path, "bench step --model tiny --layers 1 --repeats 1 --block-size 64 --solver minimax --out results"
+    )
+    assert done.returncode == 0, done.stderr
+    names = [row["name"] for row in json.loads((tmp_path / "results" / "step.json").read_text())["rows"]]
+    assert names == ["adamw", "muon", "minimax"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("bench roots --precision fp8", "fp32, fp16x3"),
+        ("bench step --solver minmax", "did you mean 'minimax'"),
+        ("bench step --model tny", "did you mean 'tiny'"),
+        ("bench roots --size 0", "--size"),
+        ("bench roots --device tpu9", "no device"),
+    ],
+)
+def test_mistakes_get_one_line(tmp_path: Path, arguments: str, words: str) -> None:
+    done = run(tmp_path, arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
