@@ -55,12 +55,16 @@ def experiments(part: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if part == "block":
         for block_size in (32, 1024):
             yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "block_size": block_size}
+    if part == "state":
+        yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "state_dtype": "bf16"}
+    if part == "half":
+        yield {"optimizer": "dash", "lr": LR, "steps": LONG // 2}, BASE
     if part == "long":
         yield {"optimizer": "dash", "lr": LR, "steps": LONG}, BASE
         yield {"optimizer": "muon", "lr": LR, "steps": LONG}, {}
 
 
-PARTS = ("main", "exponent", "damping", "frequency", "solver", "block", "long", "grafting")
+PARTS = ("main", "exponent", "damping", "frequency", "solver", "block", "state", "half", "long", "grafting")
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def assert_resume_is_bit_equal(dtype: torch.dtype, before: int, after: int, **op
     vectors=st.sampled_from(["adamw", "shampoo"]),
     update_every=st.integers(1, 4),
     momentum=st.sampled_from([0.0, 0.9]),
+    state_dtype=st.sampled_from(["fp32", "bf16"]),
 )
 def test_resume_at_any_step_is_bit_equal(dtype: torch.dtype, before: int, after: int, **options: Any) -> None:
     assert_resume_is_bit_equal(dtype, before, after, **options)

@@ -39,6 +39,7 @@ options = st.fixed_dictionaries(
         "root": st.sampled_from([None, 1, 2, 4]),
         "vectors": st.sampled_from(["adamw", "shampoo"]),
         "bias_correction": st.booleans(),
+        "state_dtype": st.sampled_from(["fp32", "bf16"]),
         "maximize": st.booleans(),
         "algorithm": st.sampled_from(["shampoo", "shampoo", "adamw"]),
         "max_workspace": st.sampled_from([1, 1 << 12, None]),

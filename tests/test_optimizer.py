@@ -84,6 +84,7 @@ def test_step_equals_the_papers_algorithm(grafting: str, update_every: int) -> N
     maximize=st.booleans(),
     graft_beta2=st.sampled_from([None, 0.7]),
     algorithm=st.sampled_from(["shampoo", "shampoo", "adamw"]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
 )
 def test_every_option_means_what_the_reference_says(
     betas: tuple[float, float], momentum: tuple[float, bool], **options: Any

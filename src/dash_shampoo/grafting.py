@@ -7,6 +7,7 @@ into the step that it would take alone. `Dash` rescales every block of Shampoo's
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 Scalar = float | Tensor  # a number, or one number per block: (n, 1, 1)
@@ -15,10 +16,12 @@ Scalar = float | Tensor  # a number, or one number per block: (n, 1, 1)
 class Grafting:
     """A method whose step lends its norm. This base is SGD: no statistic, the step is the gradient itself."""
 
-    keeps_statistic = False
+    def shape(self, rows: int, columns: int) -> tuple[int, ...] | None:
+        """Shape of the statistic of one block, or ``None`` if the method keeps none."""
+        return None
 
     def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
-        """Takes ``gradient`` (n, r, c) into ``statistic`` (n, r, c), in place.
+        """Takes ``gradient`` (n, r, c) into ``statistic`` (n, *shape), in place.
 
         Args:
             statistic: running statistic, zero at first.
@@ -42,7 +45,8 @@ class Grafting:
 class AdaGrad(Grafting):
     """Divides by the root of the sum of squared gradients (Duchi et al., 2011)."""
 
-    keeps_statistic = True
+    def shape(self, rows: int, columns: int) -> tuple[int, ...] | None:
+        return rows, columns
 
     def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
         statistic.addcmul_(gradient, gradient)
@@ -67,10 +71,51 @@ class Adam(RMSprop):
         return moment / (statistic / correction).sqrt_().add_(eps)
 
 
+class FactoredRMSprop(RMSprop):
+    """RMSprop that keeps the row and column means of the squares only (Shazeer and Stern, arXiv 1804.04235).
+
+    Their product over the mean stands for the squares: r + c numbers in place of r c. Grafting uses nothing of the step
+    but its norm, for which that is close.
+    """
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...] | None:
+        return (rows + columns,)
+
+    def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
+        squares = gradient * gradient
+        means = torch.cat([squares.mean(dim=2), squares.mean(dim=1)], dim=1).unsqueeze(1)  # (n, 1, r + c)
+        own = statistic.unsqueeze(1)
+        own.mul_(1 - (1 - beta2) * live).add_(means * (1 - beta2))
+
+    def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
+        assert statistic is not None
+        return super().step(moment, _outer(statistic, moment.shape[1]), correction, eps)
+
+
+class FactoredAdam(FactoredRMSprop):
+    """`FactoredRMSprop` with bias correction."""
+
+    def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
+        assert statistic is not None
+        return super().step(moment, statistic.unsqueeze(1).div(correction).squeeze(1), correction, eps)
+
+
+def _outer(statistic: Tensor, rows: int) -> Tensor:
+    """The squares (n, r, c) that row and column means (n, r + c) stand for."""
+    row, column = statistic[:, :rows, None], statistic[:, None, rows:]
+    total = row.mean(dim=1, keepdim=True)
+    return row * (column / total.masked_fill(total == 0, 1))
+
+
 METHODS: dict[str, Grafting | None] = {
     "none": None,
     "sgd": Grafting(),
     "adagrad": AdaGrad(),
     "rmsprop": RMSprop(),
     "adam": Adam(),
+    "factored-rmsprop": FactoredRMSprop(),
+    "factored-adam": FactoredAdam(),
 }
+
+# What the option `grafting` may be; the factored methods are for `state_dtype="bf16"`.
+NAMES = tuple(name for name in METHODS if not name.startswith("factored"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dash_shampoo.grafting import METHODS
+from dash_shampoo.grafting import NAMES
 from dash_shampoo.roots import inverse_root, resolve_solver, solver_options
 
 ALGORITHMS = ("shampoo", "adamw")
@@ -28,6 +28,7 @@ STRUCTURE = (
     "precision",
     "root",
     "grafting",
+    "state_dtype",
     "bias_correction",
     "nesterov",
     "maximize",
@@ -66,7 +67,8 @@ def normalise(group: dict[str, Any]) -> None:
     _name("algorithm", group["algorithm"], ALGORITHMS)
     _name("vectors", group["vectors"], VECTORS)
     _name("on_nonfinite", group["on_nonfinite"], ("skip", "raise"))
-    _name("grafting", group["grafting"], tuple(METHODS))
+    _name("grafting", group["grafting"], NAMES)
+    _name("state_dtype", group["state_dtype"], ("fp32", "bf16"))
     for name in ("block_size", "update_every", "start_step", "max_workspace", "root"):
         if group[name] is not None or name not in ("max_workspace", "root"):
             _count(name, group[name])

@@ -40,16 +40,18 @@ def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) ->
 
 def update_moments(part: Part, gradient: Tensor, live: Tensor) -> None:
     """M <- beta1 M + (1 - beta1) G, and the grafting method's statistic."""
-    part.moment.lerp_(gradient, (1 - part.option("beta1")) * live)
+    moment = part.moment.to(part.dtype)  # itself, unless it is kept in bfloat16
+    moment.lerp_(gradient, (1 - part.option("beta1")) * live)
+    if moment is not part.moment:
+        part.moment.copy_(moment)
     if part.grafting is not None and part.statistic is not None:
         part.grafting.accumulate(part.statistic, gradient, live, part.option("graft_beta2"))
 
 
 def mean_gradient(part: Part, steps: Tensor) -> Tensor:
     """M, bias-corrected if the groups say so. (n, r, c)"""
-    if not part.key.bias_correction:
-        return part.moment
-    return part.moment / bias(part.option("beta1"), steps)
+    moment = part.moment.to(part.dtype)
+    return moment / bias(part.option("beta1"), steps) if part.key.bias_correction else moment
 
 
 def grafted_step(part: Part, moment: Tensor, steps: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def direction(part: Part, steps: Tensor, started: bool | Tensor) -> Tensor:
     moment = mean_gradient(part, steps)
     step = grafted_step(part, moment, steps)
     if not part.sides or started is False:
-        return step
+        return step.clone() if step is part.moment else step
     update = graft(part, precondition(part, moment), step)
     return torch.where(started, update, step) if isinstance(started, Tensor) else update
 
@@ -100,4 +102,4 @@ def add_momentum(part: Part, update: Tensor, live: Tensor) -> Tensor:
     momentum = part.option("momentum")
     velocity = part.velocity
     velocity.copy_(torch.where(live > 0, velocity * momentum + update, velocity))
-    return update + velocity * momentum if part.key.nesterov else velocity.clone()
+    return update + velocity * momentum if part.key.nesterov else velocity.to(part.dtype, copy=True)

@@ -36,6 +36,7 @@ class StackKey(NamedTuple):
     momentum: bool
     nesterov: bool
     bias_correction: bool
+    small: bool
     maximize: bool
     max_workspace: int | None
 
@@ -55,6 +56,7 @@ class Part:
 
     def __init__(self, stack: Stack, members: list[Member], lanes: slice, device: torch.device) -> None:
         self.key = stack.key
+        self.dtype = stack.dtype
         self.members = members
         self.lanes = lanes
         self.moment = stack.moment[lanes]  # (n, r, c)
@@ -81,7 +83,7 @@ class Part:
         if all(value == values[0] for value in values):
             return values[0]
         spread = [value for value, count in zip(values, self.counts, strict=True) for _ in range(count)]
-        return torch.tensor(spread, dtype=self.moment.dtype, device=self.moment.device).view(-1, 1, 1)
+        return torch.tensor(spread, dtype=self.dtype, device=self.moment.device).view(-1, 1, 1)
 
     def where(self, flags: list[bool]) -> bool | Tensor:
         """One flag per parameter of the bank, for this part's blocks: a bool where they agree, else (n, 1, 1)."""
@@ -92,7 +94,7 @@ class Part:
 
     def gather(self, live: Tensor) -> Tensor:
         """The gradients' blocks (n, r, c) in the stack's dtype; zero in blocks that are not ``live`` (n, 1, 1)."""
-        gradient = torch.empty_like(self.moment)
+        gradient = torch.empty_like(self.moment, dtype=self.dtype)
         targets, sources = [], []
         for member, blocks in self._active(gradient):
             assert member.parameter.grad is not None
@@ -154,7 +156,7 @@ class Stack:
 
     Attributes:
         moment: (n, r, c) running mean of the gradients.
-        statistic: (n, r, c) what the grafting method keeps, if it keeps anything.
+        statistic: (n, ...) what the grafting method keeps, if it keeps anything.
         velocity: (n, r, c) momentum of the update, if the groups ask for it.
         sides: left and right factors of the blocks, as ranges of the bank's `Factors`.
         parts: ranges of the stack that fit the workspace.
@@ -173,9 +175,10 @@ class Stack:
         self.grafting: Grafting | None = METHODS[key.grafting]
         n = sum(member.tile.blocks for member in members)
         shape = (n, *key.block)
-        self.moment = torch.zeros(shape, dtype=dtype, device=device)
-        keeps = self.grafting is not None and self.grafting.keeps_statistic
-        self.statistic = torch.zeros_like(self.moment) if keeps else None
+        self.dtype = dtype
+        self.moment = torch.zeros(shape, dtype=moment_dtype(key, dtype), device=device)
+        kept = None if self.grafting is None else self.grafting.shape(*key.block)
+        self.statistic = None if kept is None else torch.zeros(n, *kept, dtype=dtype, device=device)
         self.velocity = torch.zeros_like(self.moment) if key.momentum else None
         self.parts = [Part(self, some, lanes, device) for some, lanes in _portions(key, members, dtype, device)]
 
@@ -192,6 +195,11 @@ class Stack:
                     own = side.part(lanes)
                     views[name], views[f"{name}_failed"] = own.packed, own.failed
                 yield member, {f"{member.name}.{name}": view for name, view in views.items()}
+
+
+def moment_dtype(key: StackKey, dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a stack keeps its means of gradients and its momentum in; ``dtype`` is that of its arithmetic."""
+    return torch.bfloat16 if key.small and dtype == torch.float32 else dtype
 
 
 def weight(sides: int, rows: int, columns: int) -> int:
@@ -355,15 +363,17 @@ def sides(parameter: Tensor, group: Mapping[str, Any]) -> int:
 def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Tile, str]]:
     """The tiles of a parameter, each with the key of the stack that it belongs to and its name in the state."""
     count = sides(parameter, group)
+    small = group["state_dtype"] == "bf16" and parameter.dtype != torch.float64
     rows, columns = matrix_shape(parameter.shape)
     # Without a preconditioned side this is AdamW, whatever method a matrix of the group would borrow its norm from.
     base = StackKey(
         block=(0, 0),
         factors=(),
-        grafting=group["grafting"] if count else "adam",
+        grafting=_grafting(group, small) if count else "adam",
         momentum=bool(group["momentum"]) and count > 0,
         nesterov=bool(group["nesterov"]) and count > 0,
         bias_correction=group["bias_correction"],
+        small=small,
         maximize=group["maximize"],
         max_workspace=group["max_workspace"],
     )
@@ -376,6 +386,11 @@ def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Til
         keys = tuple(_factor_key(group, size, count) for size in tile.block[:count])
         found.append((base._replace(block=tile.block, factors=keys), tile, f"tile{i}"))
     return found
+
+
+def _grafting(group: Mapping[str, Any], small: bool) -> str:
+    factored = f"factored-{group['grafting']}"
+    return factored if small and factored in METHODS else str(group["grafting"])
 
 
 def _factor_key(group: Mapping[str, Any], size: int, sides: int) -> FactorKey:
@@ -397,8 +412,9 @@ def layout(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[int, 
         n, (r, c) = tile.blocks, tile.block
         method = METHODS[key.grafting]
         shapes[f"{name}.moment"] = (n, r, c)
-        if method is not None and method.keeps_statistic:
-            shapes[f"{name}.statistic"] = (n, r, c)
+        kept = None if method is None else method.shape(r, c)
+        if kept is not None:
+            shapes[f"{name}.statistic"] = (n, *kept)
         if key.momentum:
             shapes[f"{name}.velocity"] = (n, r, c)
         for side, factor in zip(("left", "right"), key.factors, strict=False):
