@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from dash_shampoo.roots import (
     CoupledNewton,
     Minimax,
     NewtonDB,
+    door,
     inverse_root,
     resolve_solver,
     solver_options,
 )
+from dash_shampoo.roots.fastest import fastest
 from tests.roots.matrices import exact_root, relative_error, with_condition, with_spectrum
 
 ACCURATE = ["minimax", "newton-db", "coupled-newton", "eigh"]
@@ -304,3 +307,35 @@ def test_solvers_survive_the_trip_through_plain_values() -> None:
     assert solver_options("newton-db") == "newton-db"
     for solver in (Minimax(), Minimax(degree=3), NewtonDB(steps=7), CoupledNewton(), Chebyshev(degree=9)):
         assert resolve_solver(solver_options(solver)) == solver
+
+
+# --- precision="auto" ---------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_fastest_of_the_safe_precisions_and_measures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def fastest(solve: Any, precisions: list[str], size: int, device: torch.device) -> str:
+        asked.append(precisions)
+        assert solve(torch.eye(size).unsqueeze(0), precisions[0]).shape == (1, size, size)
+        return precisions[-1]
+
+    monkeypatch.setattr(door, "fastest", fastest)
+    A = with_condition(1e3, b=13).float()
+    for _ in range(2):
+        auto = inverse_root(A, 4, damping=2e-3, precision="auto")
+    assert asked == [["fp32", "mixed", "fp16x3", "bf16x3"]]
+    assert torch.equal(auto.value, inverse_root(A, 4, damping=2e-3, precision="bf16x3").value)
+    assert torch.equal(
+        inverse_root(A.double(), 4, damping=2e-3, precision="auto").value,
+        inverse_root(A.double(), 4, damping=2e-3).value,
+    )
+    assert len(asked) == 1
+
+
+def test_the_fastest_precision_is_the_one_that_takes_least_time() -> None:
+    def solve(stack: Tensor, precision: str) -> Tensor:
+        time.sleep({"fp32": 0.02, "mixed": 0.001, "tf32": 0.02}[precision])
+        return stack
+
+    assert fastest(solve, ["fp32", "mixed", "tf32"], 4, torch.device("cpu")) == "mixed"

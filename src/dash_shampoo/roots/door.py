@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from dash_shampoo.roots.certificate import residual, tolerance
 from dash_shampoo.roots.chebyshev import Chebyshev
 from dash_shampoo.roots.coupled_newton import CoupledNewton, CoupledNewtonPaper
 from dash_shampoo.roots.eigh import Eigh
+from dash_shampoo.roots.fastest import fastest
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
 from dash_shampoo.roots.scaling import SCALINGS, scale, schatten4
@@ -76,7 +77,8 @@ def inverse_root(
             solver's own, "bound" for all but the paper's presets.
         precision: of the products, one of `dash_shampoo.kernels.PRECISIONS`; true float32 by default, whatever torch's
             global flags. "mixed" starts with split float16 and goes on in float16 once the spectrum is short, which is
-            for GPUs. Ignored for float64.
+            for GPUs. "auto" measures, once per size, damping and device, which of those that are safe is fastest; what
+            it finds may differ between runs. Ignored for float64.
         previous: (n, b, b) roots to keep where a block fails.
         max_workspace: bytes of temporaries; a larger stack is worked off in pieces. ``None``: all at once.
 
@@ -93,6 +95,9 @@ def inverse_root(
     name = scaling or chosen.scaling
     spectrum = Spectrum(low=_lowest(name, damping, A.shape[-1]))
     chosen.check(p, spectrum)
+    if precision == "auto":
+        measurable = A.dtype == torch.float32 and A.numel() > 0
+        precision = _fastest(chosen, p, damping, A.shape[-1], A.device) if measurable else "fp32"
     _check_precision(chosen, p, damping, precision, A.dtype)
     n = len(A)
     most = max(1, n if max_workspace is None else max_workspace // (8 * max(1, A[:1].nbytes)))
@@ -162,6 +167,17 @@ def _lowest(scaling: str, damping: float, b: int) -> float:
     return damping / (damping + largest)
 
 
+@cache
+def _fastest(solver: Solver, p: int, damping: float, size: int, device: torch.device) -> str:
+    """The precision with which this root takes the least time, of those that are safe for its damping."""
+    safe = ["fp32", *(name for name, least in LEAST_DAMPING.items() if name != "fp32" and damping >= least)]
+
+    def solve(stack: Tensor, precision: str) -> Tensor:
+        return inverse_root(stack, p, solver=solver, damping=damping, precision=precision).value
+
+    return fastest(solve, safe if solver.certified else ["fp32"], size, device)
+
+
 def resolve_solver(solver: str | Mapping[str, Any] | Solver) -> Solver:
     """The solver that a name or a mapping (the name under "name", and the solver's fields) stands for.
 
@@ -202,8 +218,8 @@ def _check(A: Tensor, p: Any, damping: Any, epsilon: Any, scaling: str | None, p
             raise ValueError(f"{option} must be a non-negative number, not {value!r}")
     if scaling is not None and scaling not in SCALINGS:
         raise ValueError(f"unknown scaling {scaling!r}: it may be {', '.join(SCALINGS)}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
+    if precision not in (*PRECISIONS, "auto"):
+        raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)} or auto")
 
 
 def _check_precision(solver: Solver, p: int, damping: float, precision: str, dtype: torch.dtype) -> None:
