@@ -55,6 +55,9 @@ def experiments(part: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     if part == "block":
         for block_size in (32, 1024):
             yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "block_size": block_size}
+    if part == "tolerance":
+        loose = {"name": "minimax", "tolerance": 0.05}
+        yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "damping": 1e-3, "solver": loose}
     if part == "state":
         yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "state_dtype": "bf16"}
     if part == "half":
@@ -64,7 +67,19 @@ def experiments(part: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         yield {"optimizer": "muon", "lr": LR, "steps": LONG}, {}
 
 
-PARTS = ("main", "exponent", "damping", "frequency", "solver", "block", "state", "half", "long", "grafting")
+PARTS = (
+    "main",
+    "exponent",
+    "damping",
+    "frequency",
+    "solver",
+    "block",
+    "state",
+    "half",
+    "tolerance",
+    "long",
+    "grafting",
+)
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -274,8 +274,9 @@ def test_a_wrong_root_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"damping": 1e-9}, r"\[1e-08, 1\]"),
         ({"epsilon": float("nan")}, "epsilon"),
         ({"solver": "minmax"}, "did you mean 'minimax'"),
-        ({"solver": {"name": "minimax", "order": 2}}, "fields degree"),
+        ({"solver": {"name": "minimax", "order": 2}}, "fields degree, tolerance"),
         ({"solver": Minimax(degree=4)}, "degree 1, 2 or 3"),
+        ({"solver": Minimax(tolerance=0.0)}, "tolerance"),
         ({"solver": "newton-db", "p": 3}, "minimax"),
         ({"solver": "newton-db", "damping": 0.0}, "steps"),
         ({"solver": "coupled-newton", "damping": 0.0}, "steps"),
@@ -305,11 +306,17 @@ def test_bad_stacks_are_refused() -> None:
 
 def test_solvers_survive_the_trip_through_plain_values() -> None:
     assert solver_options("newton-db") == "newton-db"
-    for solver in (Minimax(), Minimax(degree=3), NewtonDB(steps=7), CoupledNewton(), Chebyshev(degree=9)):
+    for solver in (
+        Minimax(),
+        Minimax(degree=3, tolerance=0.1),
+        NewtonDB(steps=7),
+        CoupledNewton(),
+        Chebyshev(degree=9),
+    ):
         assert resolve_solver(solver_options(solver)) == solver
 
 
-# --- precision="auto" ---------------------------------------------------------------------------------------------------
+# --- precision="auto" -------------------------------------------------------------------------------------------------
 
 
 def test_auto_takes_the_fastest_of_the_safe_precisions_and_measures_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,17 @@ def test_minimax_of_every_degree(degree: int, p: int) -> None:
     assert relative_error(root.value, exact_root(A, p, 1e-4)) < 2e-3
 
 
+@pytest.mark.parametrize(("p", "damping", "most"), [(2, 1e-3, 9), (4, 1e-4, 11)])
+def test_a_looser_tolerance_saves_a_step_and_is_kept(
+    monkeypatch: pytest.MonkeyPatch, p: int, damping: float, most: int
+) -> None:
+    A = with_condition(1e6, b=64)
+    count, root = products(monkeypatch, A, p, Minimax(tolerance=0.05), damping=damping)
+    assert count <= most
+    assert root.ok.all()
+    assert 0.01 < eigenvalue_error(root.value, A, p, damping) < 0.05
+
+
 def test_minimax_roots_are_symmetric() -> None:
     A = with_condition(1e4, b=64).float()
     for p in (2, 4):

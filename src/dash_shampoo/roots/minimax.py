@@ -26,22 +26,31 @@ class Minimax(Solver):
 
     Attributes:
         degree: of the polynomials. 2 is the cheapest for a given error: its square is at hand, and serves once.
+        tolerance: largest relative error of the root's eigenvalues in exact arithmetic; ``None`` is 3e-3 for a damping of
+            1e-3 and more, and 1e-3 below. Training may do with more, and a step less.
     """
 
     name: ClassVar[str] = "minimax"
     degree: int = 2
+    tolerance: float | None = None
 
     def check(self, p: int, spectrum: Spectrum) -> None:
         if not 1 <= self.degree <= 3:
             raise ValueError(f"minimax has polynomials of degree 1, 2 or 3, not {self.degree!r}")
+        if self.tolerance is not None and not 1e-6 <= self.tolerance <= 0.5:
+            raise ValueError(f"minimax has a tolerance in [1e-6, 0.5], not {self.tolerance!r}")
         if not LEAST_DAMPING * (1 - 1e-6) <= spectrum.low <= 0.5:
             raise ValueError(
                 f"minimax needs a damping in [{LEAST_DAMPING:g}, 1], since the damping decides its polynomials; "
                 "solver='eigh' takes any"
             )
 
+    def steps(self, p: int, spectrum: Spectrum) -> tuple[Step, ...]:
+        """The polynomials for a root and a spectrum."""
+        return schedule(p, spectrum.low, self.degree, self.tolerance)
+
     def error(self, p: int, spectrum: Spectrum) -> float:
-        error = schedule(max(p, 2), spectrum.low, self.degree)[-1].error
+        error = self.steps(max(p, 2), spectrum)[-1].error
         return error if p > 1 else 2 * error
 
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
@@ -50,7 +59,7 @@ class Minimax(Solver):
             return product(root, root)
         coupled = p == 2 and spectrum.low < LEAST_MIRRORED
         product = mirrored(product, spectrum)
-        first, *steps = schedule(p, spectrum.low, self.degree)
+        first, *steps = self.steps(p, spectrum)
         root = polynomial(first, scaled.matrix, product, square=scaled.square)
         # The first square has served: its memory is free for what follows.
         if coupled:
