@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dash_shampoo import Dash, param_groups, stacks
-from dash_shampoo.stacks import layout
+from dash_shampoo import Dash, param_groups
+from dash_shampoo import layout as layout_module
+from dash_shampoo.layout import layout
 from dash_shampoo.train.llama import SIZES, Llama
 from tests.test_optimizer import give_gradients, parameters
 
@@ -97,7 +98,7 @@ class Live(TorchDispatchMode):
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("algorithm", ["shampoo", "adamw"])
 def test_a_step_stays_within_its_workspace(root: int, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "TILE_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(layout_module, "TILE_ELEMENTS", 1 << 14)
     params: list[nn.Parameter] = parameters([(256, 256)] * 12 + [(500, 130)] * 4, torch.float32)
     model = sum(parameter.nbytes for parameter in params)
     options: dict[str, Any] = {"block_size": 64, "root": root, "update_every": 1, "algorithm": algorithm}

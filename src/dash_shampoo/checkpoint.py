@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dash_shampoo.options import name_of
-from dash_shampoo.stacks import layout
+from dash_shampoo.layout import layout
+from dash_shampoo.options import names
 
 
 class Held:
@@ -47,10 +47,10 @@ def match(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         saved = _by_name(groups, saved)
     ids = chain.from_iterable(group["params"] for group in saved)
     parameters = chain.from_iterable(((p, group) for p in group["params"]) for group in groups)
-    states = dict(state_dict["state"])
+    states, called = dict(state_dict["state"]), names(groups)
     for i, (parameter, group) in zip(ids, parameters, strict=False):
         if i in states:
-            _check(states[i], layout(parameter, group), name_of(parameter, groups))
+            _check(states[i], layout(parameter, group), called[id(parameter)])
             states[i] = Held(states[i])
     return {**state_dict, "state": states, "param_groups": saved}
 

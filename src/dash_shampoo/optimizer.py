@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import match, release, restore
-from dash_shampoo.options import check_parameters, name_of, normalise, refuse_duplicates, refuse_misspelt, structure
+from dash_shampoo.options import check_parameters, names, normalise, refuse_duplicates, refuse_misspelt, structure
 from dash_shampoo.stacks import Bank, arrange
 
 
@@ -227,11 +227,10 @@ class Dash(Optimizer):
         if all(bank.groups[i]["on_nonfinite"] == "skip" for i in present):
             return
         bad = [i for i, good in zip(present, finite.tolist(), strict=True) if not good]
-        names = [
-            name_of(bank.parameters[i], self.param_groups) for i in bad if bank.groups[i]["on_nonfinite"] == "raise"
-        ]
-        if names:
-            shown = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
+        called = names(self.param_groups)
+        refused = [called[id(bank.parameters[i])] for i in bad if bank.groups[i]["on_nonfinite"] == "raise"]
+        if refused:
+            shown = ", ".join(refused[:5]) + ", ..." * (len(refused) > 5)
             raise FloatingPointError(f"the gradient of {shown} is not finite; no parameter has been moved")
 
     def _warn_of_skipped_steps(self) -> None:
@@ -258,12 +257,12 @@ class Dash(Optimizer):
         for group in self.param_groups:
             normalise(group)
         check_parameters(self.param_groups)
-        banks = arrange(entries)
+        banks, called = arrange(entries), names(self.param_groups)
         state: dict[Tensor, dict[str, Any]] = {}
         for bank in banks:
             for parameter, views in zip(bank.parameters, bank.states(), strict=True):
                 old = self.state.get(parameter, {})
-                restore(views, old, name_of(parameter, self.param_groups))
+                restore(views, old, called[id(parameter)])
                 state[parameter] = {"age": old.get("age", 0), **views}
             for factors in bank.factors.values():
                 factors.watch()

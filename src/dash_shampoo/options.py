@@ -92,13 +92,14 @@ def refuse_misspelt(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             raise ValueError(f"unknown option {name!r} in a parameter group; did you mean {close[0]!r}?")
 
 
-def name_of(parameter: Tensor, groups: list[dict[str, Any]]) -> str:
-    """What messages call a parameter: its name if the groups have names, else its place in them."""
+def names(groups: list[dict[str, Any]]) -> dict[int, str]:
+    """What messages call each parameter, by its id: its name if the groups have names, else its place in them."""
+    called = {}
     for i, group in enumerate(groups):
-        for j, other in enumerate(group["params"]):
-            if other is parameter:
-                return str(group["param_names"][j]) if "param_names" in group else f"parameter {j} of group {i}"
-    return "a parameter"
+        for j, parameter in enumerate(group["params"]):
+            known = group.get("param_names")
+            called[id(parameter)] = f"parameter {j} of group {i}" if known is None else str(known[j])
+    return called
 
 
 def check_parameters(groups: list[dict[str, Any]]) -> None:
@@ -111,7 +112,7 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
         for parameter in group["params"]:
             problem = _problem(parameter)
             if problem:
-                raise TypeError(f"{name_of(parameter, groups)} {problem}")
+                raise TypeError(f"{names(groups)[id(parameter)]} {problem}")
 
 
 def refuse_duplicates(params: list[Any]) -> None:

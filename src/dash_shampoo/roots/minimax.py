@@ -26,7 +26,7 @@ class Minimax(Solver):
 
     Attributes:
         degree: of the polynomials. 2 is the cheapest for a given error: its square is at hand, and serves once.
-        tolerance: largest relative error of the root's eigenvalues in exact arithmetic; ``None`` is 3e-3 for a damping of
+        tolerance: largest relative error of the eigenvalues in exact arithmetic; ``None`` is 3e-3 for a damping of
             1e-3 and more, and 1e-3 below. Training may do with more, and a step less.
     """
 

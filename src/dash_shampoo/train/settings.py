@@ -19,7 +19,7 @@ OPTIMIZERS = ("dash", "adamw", "muon", "sgd")
 SCHEDULES = ("cosine", "wsd")
 
 # Found by grid search on small models; see docs/choices.md.
-LEARNING_RATES = {"dash": 1e-2, "adamw": 3e-3, "muon": 1e-2, "sgd": 1e-1}
+LEARNING_RATES = {"dash": 5e-3, "adamw": 2e-3, "muon": 5e-3, "sgd": 1e-1}
 
 
 @dataclass(frozen=True)
