@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import typer
 
-NEEDED = ("typer", "rich", "matplotlib", "tensorboard", "numpy")
+NEEDED = ("typer", "rich", "matplotlib", "tensorboard", "numpy", "tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def main() -> None:

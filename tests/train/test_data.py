@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dash_shampoo.train.data import Batches, encode, load_corpus, standard_library
+from dash_shampoo.train.data import Batches, encode, load_corpus, read_text, standard_library
 from dash_shampoo.train.errors import InputError
 
 TEXT = "To be, or not to be: that is the question. " * 50
@@ -96,3 +98,22 @@ def test_bad_data_is_refused(tmp_path: Path, name: str, content: bytes | None, t
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         load_corpus(str(tmp_path / name), tokenizer, 8)
+
+
+def test_a_hub_data_set_is_read_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = types.ModuleType("datasets")
+
+    def load_dataset(name: str, split: str, streaming: bool) -> list[dict[str, str]]:
+        if name == "nobody/nothing":
+            raise FileNotFoundError("no such data set\non the hub")
+        assert (split, streaming) == ("train", True)
+        return [{"text": "to be"}, {"text": "or not"}]
+
+    hub.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert read_text("hub:william/plays") == "to be\nor not"
+    with pytest.raises(InputError, match="'nobody/nothing': no such data set$"):
+        read_text("hub:nobody/nothing")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'dash-shampoo\[hub\]'"):
+        read_text("hub:william/plays")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dash_shampoo.train.errors import InputError
-from dash_shampoo.train.loop import INTERRUPTED, Result, sizes, train
+from dash_shampoo.train.loop import INTERRUPTED, Result, perplexity, sizes, train
 from dash_shampoo.train.run import Run
 from dash_shampoo.train.settings import OPTIMIZERS, SCHEDULES, load_settings, parse_option
 
@@ -94,7 +93,7 @@ def show(run: Run, result: Result, console: Console) -> None:
     for heading in ("", "before", "after"):
         table.add_column(heading, justify="right" if heading else "left")
     table.add_row("validation loss (nats per token)", f"{result.before:.4f}", f"{result.after:.4f}")
-    table.add_row("perplexity", f"{math.exp(result.before):.2f}", f"{math.exp(result.after):.2f}")
+    table.add_row("perplexity", f"{perplexity(result.before):.2f}", f"{perplexity(result.after):.2f}")
     console.print(table)
     seconds = max(result.seconds, 1e-9)
     console.print(f"optimizer's share of the step  {result.optimizer_seconds / seconds:.1%}")

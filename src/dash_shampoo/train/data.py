@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ class Corpus:
     validation: np.ndarray[Any, Any]
     vocabulary: int
 
+    def fingerprint(self) -> list[int]:
+        """Numbers that a changed text changes: its length and sums of its ends, as the whole of a huge file is slow."""
+        ends = (self.train[:1_000_000], self.validation[-1_000_000:])
+        return [len(self.train) + len(self.validation), *(zlib.crc32(end.tobytes()) for end in ends)]
+
 
 def load_corpus(data: str | None, tokenizer: str, context: int) -> Corpus:
     """Reads and tokenises a text.
@@ -45,8 +51,7 @@ def load_corpus(data: str | None, tokenizer: str, context: int) -> Corpus:
         InputError: there is no such file, it cannot be read, or it is too short.
     """
     if data is not None and data.endswith(".bin"):
-        path = _existing(data)
-        tokens = np.memmap(path, dtype=np.uint16, mode="r") if path.stat().st_size else np.zeros(0, np.uint16)
+        tokens = _token_file(_existing(data))
         vocabulary = int(tokens.max()) + 1 if len(tokens) else 0
     else:
         tokens, vocabulary = encode(read_text(data), tokenizer)
@@ -72,6 +77,18 @@ def read_text(data: str | None) -> str:
         return "\n".join(file.read_text(encoding="utf-8") for file in files)
     except UnicodeDecodeError as error:
         raise InputError(f"{data} is not UTF-8 text; token files are named .bin") from error
+    except OSError as error:
+        raise InputError(f"cannot read {data}: {error.strerror}") from error
+
+
+def _token_file(path: Path) -> np.ndarray[Any, Any]:
+    try:
+        size = path.stat().st_size
+        if path.is_file() and size % 2:
+            raise InputError(f"{path} is no file of uint16 tokens: its size, {size} bytes, is odd")
+        return np.memmap(path, dtype=np.uint16, mode="r") if size else np.zeros(0, np.uint16)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def standard_library() -> str:

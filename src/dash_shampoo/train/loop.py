@@ -57,6 +57,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         context = settings.context or config_for(settings.model).context
         corpus = load_corpus(settings.data, settings.tokenizer, context)
+        self.text = corpus.fingerprint()
         self.model = Llama(
             config_for(
                 settings.model,
@@ -130,6 +131,7 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "generator": self.batches.generator.get_state(),
+            "text": self.text,
             "step": self.step,
             "before": self.before,
             "seconds": self.seconds,
@@ -137,6 +139,8 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["text"] != self.text:
+            raise InputError("the text or its tokenizer has changed since the checkpoint: the run cannot go on with it")
         self.model.load_state_dict(state["model"])
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(own)
@@ -159,16 +163,26 @@ def train(settings: Settings, folder: Path | None, resume: Path | None, console:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     trainer = Trainer(settings)
-    if run is None:
-        run = Run.create(folder, settings)
-        trainer.before = trainer.evaluate()
-        run.log(0, **{"validation/loss": trainer.before})
-    else:
-        trainer.load_state_dict(run.load(trainer.device))
-        run.forget_after(trainer.step)
-    with interruptible() as interrupted, progress(console, settings) as bar:
-        after = steps(trainer, run, bar, interrupted)
-    run.save(trainer.state_dict())
+    state = run.load(trainer.device) if run else None
+    if state is not None:
+        try:
+            trainer.load_state_dict(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"the checkpoint in {resume} does not fit the settings there: {error}") from error
+    with interruptible() as interrupted:
+        if run is None:
+            run = Run.create(folder, settings)
+            run.save(trainer.state_dict())
+        else:
+            run.forget_after(trainer.step)
+        if math.isnan(trainer.before):
+            trainer.before = trainer.evaluate()
+            log_validation(run, trainer, trainer.before)
+        with progress(console, settings) as bar:
+            last = steps(trainer, run, bar, interrupted)
+        # Before the evaluation, which may take longer than who interrupts is willing to wait.
+        run.save(trainer.state_dict())
+        after = trainer.evaluate() if last is None else last
     run.close()
     result = Result(
         before=trainer.before,
@@ -181,14 +195,17 @@ def train(settings: Settings, folder: Path | None, resume: Path | None, console:
     return run, result
 
 
-def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> float:
-    """Trains to the last step, or to an interruption; returns the last validation loss."""
+def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> float | None:
+    """Trains to the last step, or to an interruption; returns the validation loss there if it has been taken."""
     settings = trainer.settings
-    shown: dict[str, Any] = {"loss": math.nan, "validation": trainer.before, "rate": 0.0, "share": 0.0}
+    known = [row["validation/loss"] for row in run.metrics() if "validation/loss" in row]
+    validation = known[-1] if known else trainer.before
+    shown: dict[str, Any] = {"loss": math.nan, "validation": validation, "rate": 0.0, "share": 0.0}
     task = bar.add_task("", total=settings.steps, completed=trainer.step, **shown)
-    after = trainer.before
+    after: float | None = trainer.before if trainer.step == 0 else None
     while trainer.step < settings.steps and not interrupted:
         loss = trainer.train_step()
+        after = None
         share = trainer.optimizer_seconds / trainer.seconds
         rate = trainer.step * trainer.tokens_per_step / trainer.seconds
         if trainer.step % 10 == 0 or trainer.step == settings.steps:
@@ -196,12 +213,23 @@ def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> 
             values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
             run.log(trainer.step, **values)
         if trainer.step % settings.eval_every == 0 or trainer.step == settings.steps:
-            after = trainer.evaluate()
-            run.log(trainer.step, **{"validation/loss": after}, **diagnostics(trainer))
+            after = validation = trainer.evaluate()
+            log_validation(run, trainer, validation)
         if trainer.step % settings.save_every == 0:
             run.save(trainer.state_dict())
-        bar.update(task, completed=trainer.step, loss=loss, validation=after, rate=rate, share=share)
-    return trainer.evaluate() if interrupted else after
+        bar.update(task, completed=trainer.step, loss=loss, validation=validation, rate=rate, share=share)
+    return after
+
+
+def log_validation(run: Run, trainer: Trainer, loss: float) -> None:
+    """Writes down a validation loss, and what Dash says of itself."""
+    values = {"validation/loss": loss, "validation/perplexity": perplexity(loss), **diagnostics(trainer)}
+    run.log(trainer.step, **values)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that is beyond a float."""
+    return torch.tensor(loss, dtype=torch.float64).exp().item()
 
 
 def diagnostics(trainer: Trainer) -> dict[str, float]:

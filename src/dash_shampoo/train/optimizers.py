@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,18 +11,22 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from dash_shampoo import Dash, param_groups
-from dash_shampoo.train.errors import InputError
+from dash_shampoo.train.errors import InputError, choose
 from dash_shampoo.train.settings import Settings
 
 BETAS = (0.9, 0.95)
+KINDS: dict[str, type[Optimizer]] = {"dash": Dash, "adamw": AdamW, "muon": torch.optim.Muon, "sgd": SGD}
 
 
 def make_optimizers(model: nn.Module, settings: Settings) -> list[Optimizer]:
     """The optimizer of the settings: one, or two for Muon, which moves matrices only and leaves the rest to AdamW.
 
     Raises:
-        InputError: the optimizer refuses an option.
+        InputError: the optimizer does not know an option, or refuses its value.
     """
+    known = [name for name in inspect.signature(KINDS[settings.optimizer]).parameters if name != "params"]
+    for name in settings.options:
+        choose(f"option of {settings.optimizer}", name, known)
     groups = param_groups(model)
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     try:

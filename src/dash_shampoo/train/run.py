@@ -22,6 +22,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._events: Any = None
+        self._first_step: int | None = None  # of this process, when it goes on with an earlier one's run
 
     @classmethod
     def create(cls, folder: Path | None, settings: Settings) -> Run:
@@ -56,6 +57,7 @@ class Run:
                 raise InputError(f"{folder} holds no run to resume: there is no {name}")
         try:
             settings = Settings(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+            settings.check()
         except (ValueError, TypeError) as error:
             raise InputError(f"{folder / SETTINGS} cannot be read: {error}") from error
         return cls(folder), settings
@@ -76,6 +78,7 @@ class Run:
         """Drops metrics of later steps than ``step``, which a resumed run will take again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
         _write_whole(self.folder / METRICS, lambda path: path.write_text("".join(kept), encoding="utf-8"))
+        self._first_step = step + 1
 
     def save(self, state: dict[str, Any]) -> None:
         """Writes a checkpoint, of which at every moment a whole one is there."""
@@ -120,7 +123,7 @@ class Run:
         if self._events is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(self.folder))
+            self._events = SummaryWriter(str(self.folder), purge_step=self._first_step)
         return self._events
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,8 +62,15 @@ class Settings:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup", "clip", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
+        if not 0 <= self.learning_rate < math.inf:
+            raise InputError(f"lr must be a finite number of at least 0, not {self.lr}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be at least 0 and below 2^63, not {self.seed}")
+        for name in ("lr", "weight_decay"):
+            if name in self.options:
+                raise InputError(f"{name} is a setting and no option of the optimizer: give --{name.replace('_', '-')}")
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be at least 1, not {self.threads}")
 
@@ -73,10 +81,11 @@ class Settings:
 
 
 def load_settings(file: Path | None, flags: dict[str, Any], options: dict[str, Any]) -> Settings:
-    """Settings from a TOML file (optimizer options in its table "optimizer.options" or "options") and from flags.
+    """Settings from a TOML file and from flags.
 
     Args:
-        file: a TOML file, or ``None``.
+        file: a TOML file, or ``None``. Options of the optimizer are in its table "options", or in a table "optimizer"
+            beside the optimizer's "name".
         flags: settings given as flags; ``None`` values were not given.
         options: options of the optimizer given as flags.
 
@@ -91,6 +100,10 @@ def load_settings(file: Path | None, flags: dict[str, Any], options: dict[str, A
             raise InputError(f"no such file: {file}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise InputError(f"{file} cannot be read as TOML: {error}") from error
+    if isinstance(values.get("optimizer"), dict):
+        table = dict(values["optimizer"])
+        values["optimizer"] = table.pop("name", Settings.optimizer)
+        options = {**table, **options}
     kinds = {each.name: each.type for each in dataclasses.fields(Settings)}
     for name, value in values.items():
         choose("setting", name, kinds)
