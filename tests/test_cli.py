@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from dash_shampoo.cli import main
 
 TINY = "--layers 1 --width 16 --heads 2 --hidden 24 --context 8 --batch-size 2 --warmup 2 --eval-batches 2 --threads 1"
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
@@ -49,6 +52,9 @@ def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, optimiz
     assert files == {"settings", "metrics", "checkpoint", "loss", "events"}
     rows = losses(folder, f"runs/tiny-{optimizer}-001")
     assert set(rows) >= {0, 30, 60}
+    last = json.loads((folder / "runs" / f"tiny-{optimizer}-001" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["validation/perplexity"] == pytest.approx(math.exp(rows[60]["validation/loss"]))
+    assert any(name.startswith("dash/") for name in last) == (optimizer == "dash")
     assert rows[60]["validation/loss"] < rows[0]["validation/loss"]
     for words in ("validation loss", "perplexity", "optimizer's share", "loss.png"):
         assert words in done.stdout
@@ -67,16 +73,17 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, optimizer: s
     if optimizer == "dash":
         common += " --update-every 4"
     assert run(folder, f"{common} --run whole").returncode == 0
-    assert run(folder, f"{common} --run cut").returncode == 0
-    # Puts the second run back to its checkpoint of step 15, with its later metrics still there.
+    shutil.copytree(folder / "whole", folder / "cut")
+    # Puts the copy back to its checkpoint of step 15, with its later metrics still there.
     script = (
-        "from pathlib import Path; from rich.console import Console; from dash_shampoo.train import loop, run;"
+        "from pathlib import Path; from dash_shampoo.train import loop, run;"
         "r, s = run.Run.open(Path('cut')); t = loop.Trainer(s);"
         "[t.train_step() for _ in range(15)]; t.before = 1.0; r.save(t.state_dict())"
     )
     subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, timeout=120)
     done = run(folder, "train --resume cut")
     assert done.returncode == 0, done.stderr
+    assert len(losses(folder, "cut")) == 9  # steps 0, 5, ..., 40
     assert losses(folder, "cut") == losses(folder, "whole")
     states = [torch.load(folder / name / "checkpoint.pt", weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
@@ -102,6 +109,55 @@ def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, number:
     assert torch.load(folder / "long" / "checkpoint.pt", weights_only=True)["step"] == step + 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_of_the_first_evaluation_leaves_a_checkpoint_too(folder: Path, number: signal.Signals) -> None:
+    script = (
+        "import os, sys; from dash_shampoo.train import loop; from dash_shampoo.cli import main;"
+        "evaluate = loop.Trainer.evaluate; waiting = [int(sys.argv.pop(1))];"
+        "loop.Trainer.evaluate = lambda t: (waiting and os.kill(os.getpid(), waiting.pop()), evaluate(t))[1]; main()"
+    )
+    arguments = f"train --data text.txt --steps 3 --run early {TINY}".split()
+    command = [sys.executable, "-c", script, str(int(number)), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert "go on with: dash-shampoo train --resume early" in done.stderr
+    assert torch.load(folder / "early" / "checkpoint.pt", weights_only=True)["step"] == 0
+    assert run(folder, "train --resume early").returncode == 0
+    assert set(losses(folder, "early")) == {0, 3}
+
+
+def test_a_finished_run_resumed_says_again_what_it_had_come_to(folder: Path) -> None:
+    first = run(folder, f"train --data text.txt --steps 5 --run done --lr 0.1 {TINY}")
+    again = run(folder, "train --resume done")
+    assert again.returncode == 0, again.stderr
+    wanted = [line for line in first.stdout.splitlines() if "validation loss (" in line]
+    assert wanted == [line for line in again.stdout.splitlines() if "validation loss (" in line]
+    assert len(wanted) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "words"),
+    [
+        ("text.txt", "fox", "cat", "text or its tokenizer has changed"),
+        ("run/settings.json", '"width": 16', '"width": 32', "does not fit the settings"),
+        ("run/settings.json", '"steps": 1', '"steps": "one"', "cannot be read"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_text_or_model(
+    folder: Path, file: str, old: str, new: str, words: str
+) -> None:
+    assert run(folder, f"train --data text.txt --steps 1 --run run {TINY}").returncode == 0
+    content = (folder / file).read_text()
+    assert old in content
+    (folder / file).write_text(content.replace(old, new, 1))
+    before = (folder / "run" / "metrics.jsonl").read_bytes(), (folder / "run" / "checkpoint.pt").read_bytes()
+    done = run(folder, "train --resume run")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert words in done.stderr
+    after = (folder / "run" / "metrics.jsonl").read_bytes(), (folder / "run" / "checkpoint.pt").read_bytes()
+    assert before == after
+
+
 def losses_exist(path: Path) -> bool:
     return path.exists() and "train/loss" in path.read_text()
 
@@ -124,13 +180,26 @@ def losses_exist(path: Path) -> bool:
         ("train --data text.txt --device tpu9", "no device"),
         ("train --data text.txt --run taken", "exists already"),
         ("train --data text.txt --steps 0", "steps must be at least 1"),
+        ("train --data text.txt --clip nan", "clip must be a finite number"),
+        ("train --data text.txt --lr nan", "lr must be a finite number"),
+        ("train --data text.txt --seed -1", "seed must be at least 0"),
+        ("train --data text.txt --set lr=1", "give --lr"),
+        ("train --data text.txt --set dampling=1", "did you mean 'damping'"),
+        ("train --data text.txt --optimizer adamw --solver eigh", "unknown option of adamw 'solver'"),
+        ("train --data text.txt --run text.txt/run", "cannot make the folder"),
         ("train --resume taken", "no run to resume"),
         ("train --resume damaged", "damaged"),
         ("train --resume damaged --steps 3", "give no other settings"),
         ("tarin", "tarin"),
     ],
 )
-def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(folder: Path, arguments: str, words: str) -> None:
+def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(
+    folder: Path,
+    arguments: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (folder / "short.txt").write_text("short")
     (folder / "taken").mkdir()
     (folder / "taken" / "kept.txt").write_text("kept")
@@ -138,11 +207,15 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(folder: Path
     (folder / "damaged" / "settings.json").write_text(json.dumps({"data": "text.txt", "steps": 1}))
     (folder / "damaged" / "checkpoint.pt").write_bytes(b"PK not a checkpoint")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = run(folder, arguments)
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
-    assert done.stderr.startswith("dash-shampoo: ")
-    assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["dash-shampoo", *arguments.split()])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    errors = capsys.readouterr().err
+    assert stopped.value.code == 2, errors
+    assert words in errors
+    assert errors.startswith("dash-shampoo: ")
+    assert errors.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 

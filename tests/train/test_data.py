@@ -83,12 +83,30 @@ def test_every_place_of_the_text_can_be_drawn() -> None:
     assert starts == {0, 1, 2}
 
 
+def test_a_folder_named_like_a_token_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.bin").mkdir()
+    with pytest.raises(InputError, match="Is a directory"):
+        load_corpus(str(tmp_path / "folder.bin"), "bytes", 8)
+
+
+def test_a_changed_text_has_another_fingerprint(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    prints = []
+    for text in (TEXT, TEXT, "t" + TEXT[1:], TEXT[:-1] + "!", TEXT + TEXT):
+        file.write_text(text)
+        prints.append(load_corpus(str(file), "bytes", 8).fingerprint())
+    assert prints[0] == prints[1]
+    assert all(prints.count(each) == 1 for each in prints[2:])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "tokenizer", "message"),
     [
         ("missing.txt", None, "bytes", "no such file or folder"),
         ("short.txt", b"too short", "bytes", "text is too short: 9 tokens"),
         ("empty.bin", b"", "bytes", "text is too short: 0 tokens"),
+        ("odd.bin", b"odd", "bytes", "its size, 3 bytes, is odd"),
+        ("missing.bin", None, "bytes", "no such file or folder"),
         ("picture.png", b"\x89PNG\xff\xfe", "bytes", "not UTF-8"),
         ("text.txt", b"text", "missing.json", "no such tokenizer"),
     ],
@@ -112,7 +130,7 @@ def test_a_hub_data_set_is_read_row_by_row(monkeypatch: pytest.MonkeyPatch) -> N
     hub.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", hub)
     assert read_text("hub:william/plays") == "to be\nor not"
-    with pytest.raises(InputError, match="'nobody/nothing': no such data set$"):
+    with pytest.raises(InputError, match=r"'nobody/nothing': no such data set$"):
         read_text("hub:nobody/nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'dash-shampoo\[hub\]'"):
