@@ -1,4 +1,4 @@
-"""The command, as a person meets it: in a process of its own."""
+"""The command, as a person meets it; in a process of its own where signals, imports or a fresh start matter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from dash_shampoo.cli import main
+from dash_shampoo.train.loop import Trainer
+from dash_shampoo.train.run import Run
 
 TINY = "--layers 1 --width 16 --heads 2 --hidden 24 --context 8 --batch-size 2 --warmup 2 --eval-batches 2 --threads 1"
+Call = Callable[[str], subprocess.CompletedProcess[str]]
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
@@ -35,6 +39,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """The command in this process, where it starts much sooner."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    threads = torch.get_num_threads()
+
+    def command(arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["dash-shampoo", *arguments.split()])
+        with pytest.raises(SystemExit) as stopped, torch.random.fork_rng(devices=[]):
+            main()
+        code = stopped.value.code
+        assert isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code, *capsys.readouterr())
+
+    yield command
+    torch.set_num_threads(threads)
+
+
 def losses(folder: Path, name: str) -> dict[int, dict[str, float]]:
     merged: dict[int, dict[str, float]] = {}
     for line in (folder / name / "metrics.jsonl").read_text().splitlines():
@@ -45,8 +69,8 @@ def losses(folder: Path, name: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("optimizer", ["dash", "adamw", "muon", "sgd"])
-def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, optimizer: str) -> None:
-    done = run(folder, f"train --data text.txt --optimizer {optimizer} --steps 60 --eval-every 30 {TINY}")
+def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, call: Call, optimizer: str) -> None:
+    done = call(f"train --data text.txt --optimizer {optimizer} --steps 60 --eval-every 30 {TINY}")
     assert done.returncode == 0, done.stderr
     files = {file.name.split(".")[0] for file in (folder / "runs" / f"tiny-{optimizer}-001").iterdir()}
     assert files == {"settings", "metrics", "checkpoint", "loss", "events"}
@@ -61,26 +85,26 @@ def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, optimiz
     assert f"{math.exp(rows[60]['validation/loss']):.2f}" in done.stdout
 
 
-def test_runs_get_new_folders(folder: Path) -> None:
+def test_runs_get_new_folders(folder: Path, call: Call) -> None:
     for _ in range(2):
-        run(folder, f"train --data text.txt --steps 1 {TINY}")
+        assert call(f"train --data text.txt --steps 1 {TINY}").returncode == 0
     assert sorted(path.name for path in (folder / "runs").iterdir()) == ["tiny-dash-001", "tiny-dash-002"]
 
 
 @pytest.mark.parametrize("optimizer", ["dash", "adamw", "muon"])
-def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, optimizer: str) -> None:
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, call: Call, optimizer: str) -> None:
     common = f"train --data text.txt --optimizer {optimizer} --eval-every 5 --save-every 15 {TINY} --steps 40"
     if optimizer == "dash":
         common += " --update-every 4"
-    assert run(folder, f"{common} --run whole").returncode == 0
+    assert call(f"{common} --run whole").returncode == 0
     shutil.copytree(folder / "whole", folder / "cut")
     # Puts the copy back to its checkpoint of step 15, with its later metrics still there.
-    script = (
-        "from pathlib import Path; from dash_shampoo.train import loop, run;"
-        "r, s = run.Run.open(Path('cut')); t = loop.Trainer(s);"
-        "[t.train_step() for _ in range(15)]; t.before = 1.0; r.save(t.state_dict())"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=folder, check=True, timeout=120)
+    cut, settings = Run.open(Path("cut"))
+    trainer = Trainer(settings)
+    for _ in range(15):
+        trainer.train_step()
+    trainer.before = 1.0
+    cut.save(trainer.state_dict())
     done = run(folder, "train --resume cut")
     assert done.returncode == 0, done.stderr
     assert len(losses(folder, "cut")) == 9  # steps 0, 5, ..., 40
@@ -90,7 +114,7 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, optimizer: s
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, number: signal.Signals) -> None:
+def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, call: Call, number: signal.Signals) -> None:
     arguments = f"train --data text.txt --steps 100000 --run long {TINY}".split()
     command = [sys.executable, "-c", "from dash_shampoo.cli import main; main()", *arguments]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -105,12 +129,14 @@ def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, number:
     assert step > 0
     settings = json.loads((folder / "long" / "settings.json").read_text())
     (folder / "long" / "settings.json").write_text(json.dumps({**settings, "steps": step + 3}))
-    assert run(folder, "train --resume long").returncode == 0
+    assert call("train --resume long").returncode == 0
     assert torch.load(folder / "long" / "checkpoint.pt", weights_only=True)["step"] == step + 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_of_the_first_evaluation_leaves_a_checkpoint_too(folder: Path, number: signal.Signals) -> None:
+def test_an_interruption_of_the_first_evaluation_leaves_a_checkpoint_too(
+    folder: Path, call: Call, number: signal.Signals
+) -> None:
     script = (
         "import os, sys; from dash_shampoo.train import loop; from dash_shampoo.cli import main;"
         "evaluate = loop.Trainer.evaluate; waiting = [int(sys.argv.pop(1))];"
@@ -122,13 +148,13 @@ def test_an_interruption_of_the_first_evaluation_leaves_a_checkpoint_too(folder:
     assert done.returncode == 130, done.stderr
     assert "go on with: dash-shampoo train --resume early" in done.stderr
     assert torch.load(folder / "early" / "checkpoint.pt", weights_only=True)["step"] == 0
-    assert run(folder, "train --resume early").returncode == 0
+    assert call("train --resume early").returncode == 0
     assert set(losses(folder, "early")) == {0, 3}
 
 
-def test_a_finished_run_resumed_says_again_what_it_had_come_to(folder: Path) -> None:
-    first = run(folder, f"train --data text.txt --steps 5 --run done --lr 0.1 {TINY}")
-    again = run(folder, "train --resume done")
+def test_a_finished_run_resumed_says_again_what_it_had_come_to(folder: Path, call: Call) -> None:
+    first = call(f"train --data text.txt --steps 5 --run done --lr 0.1 {TINY}")
+    again = call("train --resume done")
     assert again.returncode == 0, again.stderr
     wanted = [line for line in first.stdout.splitlines() if "validation loss (" in line]
     assert wanted == [line for line in again.stdout.splitlines() if "validation loss (" in line]
@@ -144,14 +170,14 @@ def test_a_finished_run_resumed_says_again_what_it_had_come_to(folder: Path) -> 
     ],
 )
 def test_a_run_does_not_go_on_with_another_text_or_model(
-    folder: Path, file: str, old: str, new: str, words: str
+    folder: Path, call: Call, file: str, old: str, new: str, words: str
 ) -> None:
-    assert run(folder, f"train --data text.txt --steps 1 --run run {TINY}").returncode == 0
+    assert call(f"train --data text.txt --steps 1 --run run {TINY}").returncode == 0
     content = (folder / file).read_text()
     assert old in content
     (folder / file).write_text(content.replace(old, new, 1))
     before = (folder / "run" / "metrics.jsonl").read_bytes(), (folder / "run" / "checkpoint.pt").read_bytes()
-    done = run(folder, "train --resume run")
+    done = call("train --resume run")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert words in done.stderr
     after = (folder / "run" / "metrics.jsonl").read_bytes(), (folder / "run" / "checkpoint.pt").read_bytes()
@@ -194,11 +220,7 @@ def losses_exist(path: Path) -> bool:
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(
-    folder: Path,
-    arguments: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, call: Call, arguments: str, words: str
 ) -> None:
     (folder / "short.txt").write_text("short")
     (folder / "taken").mkdir()
@@ -207,21 +229,17 @@ def test_a_mistake_gets_one_line_and_exit_code_2_and_writes_nothing(
     (folder / "damaged" / "settings.json").write_text(json.dumps({"data": "text.txt", "steps": 1}))
     (folder / "damaged" / "checkpoint.pt").write_bytes(b"PK not a checkpoint")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["dash-shampoo", *arguments.split()])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    errors = capsys.readouterr().err
-    assert stopped.value.code == 2, errors
-    assert words in errors
-    assert errors.startswith("dash-shampoo: ")
-    assert errors.count("\n") == 1
+    done = call(arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert done.stderr.startswith("dash-shampoo: ")
+    assert done.stderr.count("\n") == 1
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_version_and_help(folder: Path) -> None:
-    assert run(folder, "--version").stdout.startswith("dash-shampoo ")
-    help_text = run(folder, "train --help").stdout
+def test_version_and_help(call: Call) -> None:
+    assert call("--version").stdout.startswith("dash-shampoo ")
+    help_text = call("train --help").stdout
     assert "--update-every" in help_text
     assert "llama-953m" in help_text
 
