@@ -109,6 +109,9 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(folder: Path, call: Call, 
     assert done.returncode == 0, done.stderr
     assert len(losses(folder, "cut")) == 9  # steps 0, 5, ..., 40
     assert losses(folder, "cut") == losses(folder, "whole")
+    # Nothing stands there twice.
+    lines = [(folder / name / "metrics.jsonl").read_text().count("\n") for name in ("cut", "whole")]
+    assert lines[0] == lines[1]
     states = [torch.load(folder / name / "checkpoint.pt", weights_only=True)["model"] for name in ("whole", "cut")]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
@@ -133,20 +136,24 @@ def test_an_interruption_leaves_a_checkpoint_to_go_on_with(folder: Path, call: C
     assert torch.load(folder / "long" / "checkpoint.pt", weights_only=True)["step"] == step + 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "times", "code"),
+    [(signal.SIGINT, 1, 130), (signal.SIGTERM, 1, 130), (signal.SIGTERM, 2, -signal.SIGTERM)],
+)
 def test_an_interruption_of_the_first_evaluation_leaves_a_checkpoint_too(
-    folder: Path, call: Call, number: signal.Signals
+    folder: Path, call: Call, number: signal.Signals, times: int, code: int
 ) -> None:
     script = (
-        "import os, sys; from dash_shampoo.train import loop; from dash_shampoo.cli import main;"
-        "evaluate = loop.Trainer.evaluate; waiting = [int(sys.argv.pop(1))];"
-        "loop.Trainer.evaluate = lambda t: (waiting and os.kill(os.getpid(), waiting.pop()), evaluate(t))[1]; main()"
+        "import signal, sys; from dash_shampoo.train import loop; from dash_shampoo.cli import main;"
+        "evaluate = loop.Trainer.evaluate; waiting = [int(sys.argv.pop(1))] * int(sys.argv.pop(1));"
+        "interrupt = lambda: [signal.raise_signal(waiting.pop()) for _ in range(len(waiting))];"
+        "loop.Trainer.evaluate = lambda trainer: (interrupt(), evaluate(trainer))[1]; main()"
     )
     arguments = f"train --data text.txt --steps 3 --run early {TINY}".split()
-    command = [sys.executable, "-c", script, str(int(number)), *arguments]
+    command = [sys.executable, "-c", script, str(int(number)), str(times), *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 130, done.stderr
-    assert "go on with: dash-shampoo train --resume early" in done.stderr
+    assert done.returncode == code, done.stderr
+    assert ("go on with: dash-shampoo train --resume early" in done.stderr) == (times == 1)
     assert torch.load(folder / "early" / "checkpoint.pt", weights_only=True)["step"] == 0
     assert call("train --resume early").returncode == 0
     assert set(losses(folder, "early")) == {0, 3}
