@@ -104,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", default=None, help="a second text beside Python's standard library")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -112,7 +113,7 @@ def main() -> None:
     texts = [(None, "bytes", "python")] + (
         [(arguments.text, "chars", Path(arguments.text).stem)] if arguments.text else []
     )
-    for seed in SEEDS:
+    for seed in arguments.seeds:
         for part in arguments.only:
             for own, options in experiments(part):
                 for data, tokenizer, name in texts:
