@@ -132,8 +132,8 @@ def refuse_unless_documented(error: ValueError) -> None:
 
 
 def within_float16(group: tuple[Any, torch.dtype, dict[str, Any]]) -> tuple[Any, torch.dtype, dict[str, Any]]:
-    """With no memory of squares, a small gradient after a large one makes a step of mean / eps, here as in Adam: finite,
-    but beyond what float16 parameters can hold."""
+    """With no memory of squares, a small gradient after a large one makes a step of mean / eps, as it does in Adam:
+    finite, but beyond what float16 parameters can hold."""
     some, dtype, own = group
     if dtype == torch.float16:
         own = {**own, "betas": (own.get("betas", (0.9,))[0], 0.95)}
