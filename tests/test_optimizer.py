@@ -321,3 +321,18 @@ def test_paper_preset_is_the_papers_configuration() -> None:
         None,
         0.0,
     )
+
+
+@pytest.mark.parametrize("grafting", ["sgd", "none"])
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+def test_an_update_never_aliases_the_state(grafting: str, lr: Any) -> None:
+    """Without bias correction the grafted step is the mean gradient itself; weight decay and lr act in place."""
+    params = parameters([(6, 5)])
+    options: dict[str, Any] = {"start_step": 100} if grafting == "sgd" else {}
+    optimizer = Dash(params, lr, grafting=grafting, bias_correction=False, weight_decay=0.5, block_size=4, **options)
+    expected = torch.zeros(6, 5, dtype=torch.float64)
+    for step in range(3):
+        give_gradients(params, step)
+        expected = 0.9 * expected + 0.1 * params[0].grad
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state[params[0]]["tile0.moment"][0], expected[:4, :4], rtol=1e-12, atol=1e-12)
