@@ -1,5 +1,25 @@
 """Batched matrix products, each with a precision of its own."""
 
-from dash_shampoo.kernels.products import PRECISIONS, Product, coarsest, matmul, strict_products, unit_roundoff
+from dash_shampoo.kernels.apart import cached_apart
+from dash_shampoo.kernels.flags import strict_products
+from dash_shampoo.kernels.products import (
+    PRECISIONS,
+    Product,
+    coarsest,
+    matmul,
+    promised_error,
+    temporaries,
+    unit_roundoff,
+)
 
-__all__ = ["PRECISIONS", "Product", "coarsest", "matmul", "strict_products", "unit_roundoff"]
+__all__ = [
+    "PRECISIONS",
+    "Product",
+    "cached_apart",
+    "coarsest",
+    "matmul",
+    "promised_error",
+    "strict_products",
+    "temporaries",
+    "unit_roundoff",
+]

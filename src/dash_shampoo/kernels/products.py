@@ -6,12 +6,12 @@ sum of two narrow ones and multiply three times. float64 stacks are always multi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from dash_shampoo.kernels.flags import tf32_products
 
 # Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
 _ROUNDOFF = {
@@ -24,12 +24,13 @@ _ROUNDOFF = {
 }
 PRECISIONS = (*_ROUNDOFF, "mixed")
 
-# Smallest eigenvalue, relative to the largest, that each precision of "mixed" leaves within 1 %: measured, p = 2 and 4.
-_LOWEST = {"fp16": 0.05, "fp16x3": 1e-6}
+# Smallest eigenvalue, relative to the largest, that each precision of "mixed" leaves within this: measured, p = 1 to 8.
+_MIXED_ERROR = 1e-2
+_LOWEST = {"fp16": 0.1, "fp16x3": 1e-6}
 
-# Sizes from which two or four strips of a symmetric product cost less than the whole, on a CPU: for 256 they save a
-# sixth, for 512 a quarter, for 1024 a third; for 128 they lose.
-_SMALLEST_HALVED, _SMALLEST_QUARTERED = 256, 512
+# Size from which a symmetric product in strips costs less than the whole, on a CPU: for 512 it saves a sixth, for 1024
+# a quarter; for 256 nothing.
+_SMALLEST_STRIPED, _STRIPS = 512, 4
 
 # The low half of a split is scaled up, so that it does not fall below the smallest normal float16.
 _LOW = 2048.0
@@ -57,6 +58,16 @@ def unit_roundoff(precision: str, dtype: torch.dtype = torch.float32) -> float:
     if dtype == torch.float64:
         return 2.0**-53
     return _ROUNDOFF[precision if precision != "mixed" else "fp16x3"]
+
+
+def promised_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
+    """The relative error of small eigenvalues that a ``precision`` which changes on the way takes into account."""
+    return _MIXED_ERROR if precision == "mixed" and dtype != torch.float64 else 0.0
+
+
+def temporaries(precision: str) -> int:
+    """How many stacks as large as a factor a product makes beside its result, at most."""
+    return {"fp32": 0, "tf32": 4}.get(precision, 6)
 
 
 def matmul(
@@ -97,10 +108,15 @@ def matmul(
         precision = coarsest(low)
     if precision not in _ROUNDOFF:
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
-    if a.dtype == torch.float64 or precision in ("fp32", "tf32"):
-        if precision == "tf32" and a.dtype != torch.float64:
-            a, b = _round_tf32(a), _round_tf32(b)
-        if symmetric and a.shape == b.shape and a.device.type == "cpu" and a.shape[-1] >= _SMALLEST_HALVED:
+    if a.dtype == torch.float64:
+        precision = "fp32"
+    if precision == "tf32":
+        a, b = _round_tf32(a), _round_tf32(b)
+        if a.device.type == "cuda":
+            with tf32_products():
+                return _accumulate(a, b, add, alpha, beta, out)
+    if precision in ("fp32", "tf32"):
+        if symmetric and a.shape == b.shape and a.device.type == "cpu" and a.shape[-1] >= _SMALLEST_STRIPED:
             return _symmetric(a, b, add, alpha, beta, torch.empty_like(a) if out is None else out)
         return _accumulate(a, b, add, alpha, beta, out)
     value = _narrow(a, b, precision)
@@ -123,9 +139,9 @@ def _accumulate(a: Tensor, b: Tensor, add: Tensor | None, alpha: float, beta: fl
 
 
 def _symmetric(a: Tensor, b: Tensor, add: Tensor | None, alpha: float, beta: float, out: Tensor) -> Tensor:
-    """Each strip of rows from its diagonal block on, mirrored: (parts + 1) / (2 parts) of the full product's work."""
+    """Each strip of rows from its diagonal block on, mirrored: 5/8 of the full product's work with four strips."""
     size = a.shape[-1]
-    height = -(-size // (4 if size >= _SMALLEST_QUARTERED else 2))
+    height = -(-size // _STRIPS)
     for i in range(0, size, height):
         strip = slice(i, i + height)
         added = None if add is None else add[:, strip, i:]
@@ -159,24 +175,10 @@ def _narrow_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _round_tf32(matrix: Tensor) -> Tensor:
-    """Rounds to nearest in TF32, which has 10 explicit bits; tensor cores then have nothing left to round."""
-    bits = matrix.contiguous().view(torch.int32)
-    return bits.add(1 << 12).bitwise_and_(-(1 << 13)).view(torch.float32)
+    """Rounds to nearest in TF32, which has 10 explicit bits; tensor cores then have nothing left to round.
 
-
-@contextmanager
-def strict_products() -> Iterator[None]:
-    """Makes float32 products true float32 ones inside, whatever the global TF32 and bfloat16 flags; restores them
-    after.
-
-    The flags are the process's own, so a product on another thread meanwhile is strict too.
+    What is not finite stays as it is: rounding would carry the NaN of all ones, CUDA's own, into the sign, to zero.
     """
-    before = torch.get_float32_matmul_precision()
-    if before == "highest":
-        yield
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    bits = matrix.contiguous().view(torch.int32)
+    rounded = bits.add(1 << 12).bitwise_and_(-(1 << 13)).view(torch.float32)
+    return torch.where(torch.isfinite(matrix), rounded, matrix)

@@ -7,18 +7,23 @@ import math
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import Product
 from dash_shampoo.roots.scaling import starts
 
 PROBES = 8
 
 
-def residual(root: Tensor, matrix: Tensor, p: int, product: Product) -> Tensor:
+def finite(matrix: Tensor) -> Tensor:
+    """Whether all entries of each matrix are finite: (n, b, b) to (n,). Their squares need not be."""
+    return torch.isfinite(torch.linalg.vector_norm(matrix, torch.inf, dim=(1, 2)))
+
+
+def residual(root: Tensor, matrix: Tensor, p: int) -> Tensor:
     """An estimate (n,) of ||X^(p/2) A X^(p/2) - I||_F for X = ``root`` and A = ``matrix``, both (n, b, b).
 
     The matrix is applied to a few fixed random vectors, p + 1 products with a thin factor in all: for a vector with
     independent entries of variance 1, the expected squared length of R v is ||R||_F^2. It sees everything that went
-    into X, rounding included. Half of the roots come first: X^2 A X^2 v has a rounding error of u / sqrt(l) at the
+    into X, rounding included. Products are in float32 or float64, whatever X was made with: reading X and A takes the
+    time. Half of the roots come first: X^2 A X^2 v has a rounding error of u / sqrt(l) at the
     condition number 1 / l, where X^4 A v would have u / l.
     """
     n, b, _ = matrix.shape
@@ -26,10 +31,10 @@ def residual(root: Tensor, matrix: Tensor, p: int, product: Product) -> Tensor:
     probes = (starts(b, count, matrix.dtype, matrix.device) * math.sqrt(b)).expand(n, -1, -1)
     image = probes
     for _ in range(p // 2):
-        image = product(root, image)
-    image = product(matrix, image)
+        image = torch.bmm(root, image)
+    image = torch.bmm(matrix, image)
     for _ in range(p - p // 2):
-        image = product(root, image)
+        image = torch.bmm(root, image)
     return torch.linalg.vector_norm(image - probes, dim=(1, 2)) / math.sqrt(count)
 
 

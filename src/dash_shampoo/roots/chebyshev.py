@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import Product
+from dash_shampoo.kernels import Product, cached_apart
 from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like, mirrored
 
 EVALUATIONS = ("clenshaw", "paterson-stockmeyer")
@@ -29,6 +29,7 @@ class Chebyshev(Solver):
     """
 
     name: ClassVar[str] = "chebyshev"
+    iterates: ClassVar[bool] = False
     degree: int = 60
     evaluation: str = "paterson-stockmeyer"
 
@@ -43,6 +44,9 @@ class Chebyshev(Solver):
     def error(self, p: int, spectrum: Spectrum) -> float:
         return largest_error(p, spectrum.low, self.degree)
 
+    def temporaries(self, p: int) -> int:
+        return 9 + (stride(self.degree + 1) if self.evaluation == "paterson-stockmeyer" else 0)
+
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         product = mirrored(product, spectrum)
         matrix, low, high = scaled.matrix, spectrum.low, spectrum.high
@@ -50,11 +54,11 @@ class Chebyshev(Solver):
         # The spectrum [low, 1] on the interval [-1, 1] of the Chebyshev polynomials.
         variable = add_to_diagonal(matrix * (2 / (high - low)), -(high + low) / (high - low))
         if self.evaluation == "clenshaw":
-            return clenshaw([identity_like(matrix) * c for c in series], variable, product)
+            return clenshaw(reversed(list(enumerate(series))), variable, product)
         return paterson_stockmeyer(series, variable, product)
 
 
-@cache
+@cached_apart
 def expansion(p: int, low: float, degree: int) -> tuple[float, ...]:
     """Chebyshev coefficients of x^(-1/p) on [``low``, 1], from many more samples than the degree."""
     samples = 16 * (degree + 1) + 1024
@@ -66,7 +70,7 @@ def expansion(p: int, low: float, degree: int) -> tuple[float, ...]:
     return tuple(coefficients.tolist())
 
 
-@cache
+@cached_apart
 def largest_error(p: int, low: float, degree: int) -> float:
     """Largest relative error of the cut-off expansion on [``low``, 1]."""
     x = torch.logspace(math.log10(low), 0, 2000, dtype=torch.float64)
@@ -76,30 +80,49 @@ def largest_error(p: int, low: float, degree: int) -> float:
     return float((values * x ** (1 / p) - 1).abs().max())
 
 
-def clenshaw(series: list[Tensor], variable: Tensor, product: Product) -> Tensor:
-    """sum_k series[k] T_k(variable), for matrices ``series[k]`` that commute with ``variable``."""
-    one = two = torch.zeros_like(variable)
-    for coefficient in reversed(series[1:]):
-        one, two = product(variable, one).mul_(2).sub_(two).add_(coefficient), one
-    return product(variable, one).sub_(two).add_(series[0])
+def clenshaw(series: Iterable[tuple[int, float | Tensor]], variable: Tensor, product: Product) -> Tensor:
+    """The sum of c_k T_k(variable) in a product per degree, from (k, c_k) for k from the degree down to 0.
+
+    Coefficients are numbers, or matrices that commute with ``variable``.
+    """
+    terms = iter(series)
+    one, two = _plus(torch.zeros_like(variable), next(terms)[1]), torch.zeros_like(variable)
+    for k, coefficient in terms:
+        value = product(variable, one).mul_(2 if k else 1).sub_(two)
+        one, two = _plus(value, coefficient), one
+    return one
+
+
+def _plus(matrix: Tensor, coefficient: float | Tensor) -> Tensor:
+    """Adds a multiple of the identity, or a matrix, in place."""
+    return matrix.add_(coefficient) if isinstance(coefficient, Tensor) else add_to_diagonal(matrix, coefficient)
 
 
 def paterson_stockmeyer(series: tuple[float, ...], variable: Tensor, product: Product) -> Tensor:
-    """sum_k series[k] T_k(variable) as a short series in T_m(variable) whose coefficients are short series themselves.
-
-    T_(jm+i) = 2 T_i T_(jm) - T_(jm-i) moves the terms between multiples of m to either side of them, from the top down.
-    """
-    m = max(1, round(math.sqrt(len(series))))
+    """The sum of series[k] T_k(variable), as a short series in T_m(variable) whose coefficients are short series."""
+    m = stride(len(series))
     chebyshev = [identity_like(variable), variable]
     while len(chebyshev) <= m:
         chebyshev.append(product(variable, chebyshev[-1]).mul_(2).sub_(chebyshev[-2]))
-    terms = list(series) + [0.0] * (-len(series) % m)
-    outer: list[Tensor] = []
+    return clenshaw(_folded(series, chebyshev[:m]), chebyshev[m], product)
+
+
+def stride(count: int) -> int:
+    """How many of a series of ``count`` terms go into one: with the square root, products are fewest."""
+    return max(1, round(math.sqrt(count)))
+
+
+def _folded(series: tuple[float, ...], chebyshev: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """The series in T_m that equals ``series``, for m = len(``chebyshev``), its terms from the top down.
+
+    T_(jm+i) = 2 T_i T_(jm) - T_(jm-i) moves the terms between multiples of m to either side of them.
+    """
+    m = len(chebyshev)
+    terms = [*series, *[0.0] * (-len(series) % m)]
     for j in reversed(range(len(terms) // m)):
         inner = terms[j * m] * chebyshev[0]
         for i in range(1, m):
             inner = inner + (2 if j else 1) * terms[j * m + i] * chebyshev[i]
             if j:
                 terms[j * m - i] -= terms[j * m + i]
-        outer.insert(0, inner.expand_as(variable))
-    return clenshaw(outer, chebyshev[m], product)
+        yield j, inner

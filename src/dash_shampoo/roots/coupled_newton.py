@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, congruence, mirrored
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, check_steps, congruence, mirrored
 
 TOLERANCE = 1e-4
 
@@ -23,12 +23,15 @@ class CoupledNewton(Solver):
 
     Attributes:
         steps: ``None`` for as many as the damping asks for.
+        scaling: one of `dash_shampoo.roots.SCALINGS`.
     """
 
     name: ClassVar[str] = "coupled-newton"
     steps: int | None = None
+    scaling: str = "bound"
 
     def check(self, p: int, spectrum: Spectrum) -> None:
+        check_steps(self.steps, self.name)
         if self.steps is None and not spectrum.low:
             raise ValueError(
                 "coupled-newton needs damping > 0 to choose its number of steps: give one, or CoupledNewton(steps=...)"
@@ -58,9 +61,9 @@ class CoupledNewtonPaper(CoupledNewton):
     """Coupled Newton as in arXiv 2602.02016: 10 steps, scaled by the Frobenius norm."""
 
     name: ClassVar[str] = "coupled-newton-paper"
-    scaling: ClassVar[str] = "frobenius"
     certified: ClassVar[bool] = False
     steps: int | None = 10
+    scaling: str = "frobenius"
 
 
 def _factor(residual: Tensor, p: int) -> Tensor:

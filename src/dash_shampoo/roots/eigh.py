@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
+from dash_shampoo.roots.certificate import finite
 from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, identity_like
 
 
@@ -22,6 +23,7 @@ class Eigh(Solver):
     """
 
     name: ClassVar[str] = "eigh"
+    iterates: ClassVar[bool] = False
 
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         values, vectors = _decompose(scaled.matrix)  # (n, b), (n, b, b)
@@ -31,14 +33,14 @@ class Eigh(Solver):
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (n, b) and eigenvectors (n, b, b); NaN for matrices that have none."""
-    finite = torch.isfinite(torch.linalg.vector_norm(matrix, dim=(1, 2), keepdim=True))
-    safe = torch.where(finite, matrix, identity_like(matrix))
+    usable = finite(matrix).unsqueeze(1)
+    safe = torch.where(usable.unsqueeze(2), matrix, identity_like(matrix))
     try:
         values, vectors = torch.linalg.eigh(safe)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         pairs = [_decompose_alone(one) for one in safe]
         values, vectors = torch.stack([value for value, _ in pairs]), torch.stack([vector for _, vector in pairs])
-    return values.masked_fill(~finite.squeeze(2), torch.nan), vectors
+    return values.masked_fill(~usable, torch.nan), vectors
 
 
 def _decompose_alone(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ COUNT = 4  # matrices that are timed
 
 def fastest(solve: Callable[[Tensor, str], Tensor], precisions: list[str], size: int, device: torch.device) -> str:
     """The one of ``precisions`` with which ``solve(stack, precision)`` takes the least time on matrices of a size."""
-    stack = torch.eye(size, device=device).repeat(COUNT, 1, 1)
+    stack = torch.eye(size, dtype=torch.float32, device=device).repeat(COUNT, 1, 1)
     seconds = {}
     for precision in precisions:
         times = []

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dash_shampoo.kernels import Product
-from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal
+from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, check_steps
 
 # A chosen number of steps leaves an error of at most this for the smallest eigenvalue of each square root.
 TOLERANCE = 1e-4
@@ -19,27 +19,36 @@ TOLERANCE = 1e-4
 class NewtonDB(Solver):
     """Y <- Y T, Z <- T Z with T = (3 I - Z Y) / 2 from Y = A, Z = I takes Y to A^(1/2) and Z to A^(-1/2).
 
-    An inverse p-th root for p = 2^m takes m such iterations, each on the square root that the one before has found.
+    An inverse p-th root for p = 2^m takes m such iterations, each on the square root that the one before has found;
+    the inverse itself is the square of the root for p = 2.
 
     Attributes:
         steps: of each iteration; ``None`` for as many as the damping asks for.
+        scaling: one of `dash_shampoo.roots.SCALINGS`.
     """
 
     name: ClassVar[str] = "newton-db"
     steps: int | None = None
+    scaling: str = "bound"
 
     def check(self, p: int, spectrum: Spectrum) -> None:
-        if p < 2 or p & (p - 1):
-            raise ValueError(f"newton-db computes roots p = 2, 4, 8, ..., not p = {p}; use 'minimax' or 'eigh'")
+        if p & (p - 1):
+            raise ValueError(f"newton-db computes roots p = 1, 2, 4, 8, ..., not p = {p}; use 'minimax' or 'eigh'")
+        check_steps(self.steps, self.name)
         if self.steps is None and not spectrum.low:
             raise ValueError(
                 "newton-db needs damping > 0 to choose its number of steps: give one, or NewtonDB(steps=...)"
             )
 
     def error(self, p: int, spectrum: Spectrum) -> float:
+        if p == 1:
+            return 2 * self.error(2, spectrum)
         return abs(response(self, p, spectrum.low) * spectrum.low ** (1 / p) - 1) if spectrum.low else 1.0
 
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
+        if p == 1:
+            root = self.solve(scaled, 2, spectrum, product)
+            return product(root, root)
         matrix = scaled.matrix
         levels = p.bit_length() - 1
         for level in range(1, levels + 1):
@@ -67,9 +76,9 @@ class NewtonDBPaper(NewtonDB):
     """Newton-DB as arXiv 2602.02016 trains with it: 10 + 10 steps, scaled by twice a power iteration's estimate."""
 
     name: ClassVar[str] = "newton-db-paper"
-    scaling: ClassVar[str] = "paper-multi-power-iteration"
     certified: ClassVar[bool] = False
     steps: int | None = 10
+    scaling: str = "paper-multi-power-iteration"
 
 
 def _factor(matrix: Tensor) -> Tensor:

@@ -7,12 +7,10 @@ Here it comes with a certificate that makes it an upper bound; only the paper's 
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import Product
+from dash_shampoo.kernels import Product, cached_apart
 
 SCALINGS = ("bound", "frobenius", "power-iteration", "multi-power-iteration", "paper-multi-power-iteration")
 
@@ -91,7 +89,7 @@ def _normalise(vectors: Tensor) -> Tensor:
     return vectors / norms.masked_fill(norms == 0, 1)
 
 
-@cache
+@cached_apart
 def starts(b: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """``count`` random unit vectors (b, count), the same every time, from a generator of their own."""
     generator = torch.Generator().manual_seed(2602_02016)

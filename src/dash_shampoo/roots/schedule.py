@@ -6,12 +6,13 @@ to a shorter one around 1, from which the next starts.
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from dash_shampoo.kernels import cached_apart
 
 # How far above 1 an eigenvalue of the scaled matrix may lie: rounding, and nothing else, since the scale is a bound.
 TOP = 1.001
@@ -35,7 +36,7 @@ class Step(NamedTuple):
     error: float
 
 
-@cache
+@cached_apart
 def schedule(p: int, low: float, degree: int = 2, tolerance: float | None = None) -> tuple[Step, ...]:
     """The polynomials q_1, q_2, ... that take the spectrum [``low``, 1] to 1 within ``tolerance``.
 

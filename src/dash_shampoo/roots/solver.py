@@ -42,20 +42,21 @@ class Scaled(NamedTuple):
     floor: Tensor
 
 
-@dataclass(frozen=True)
 class Solver:
-    """Base of the solvers.
+    """Base of the solvers, which are frozen dataclasses.
 
     Attributes:
         name: what options call the solver.
-        scaling: how a stack is scaled before it is solved unless the caller says otherwise.
+        scaling: how a stack is scaled before it is solved unless the caller says otherwise, one of `SCALINGS`.
         certified: whether roots with a larger residual than the solver promises are refused. The paper's own settings
             are not: they are here to be compared with, and give what they give.
+        iterates: whether products build on each other, so that the damping must stay clear of their rounding.
     """
 
     name: ClassVar[str] = ""
-    scaling: ClassVar[str] = "bound"
+    scaling: str = "bound"
     certified: ClassVar[bool] = True
+    iterates: ClassVar[bool] = True
 
     def check(self, p: int, spectrum: Spectrum) -> None:
         """Raises ValueError if the solver cannot do this root, with what can."""
@@ -64,9 +65,19 @@ class Solver:
         """Largest relative error of the root's eigenvalues in exact arithmetic."""
         return 0.0
 
+    def temporaries(self, p: int) -> int:
+        """How many stacks as large as the one to solve are in use at once, but for those inside a product."""
+        return 9
+
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         """The inverse p-th roots (n, b, b) of the scaled matrices."""
         raise NotImplementedError
+
+
+def check_steps(steps: int | None, name: str) -> None:
+    """Raises ValueError unless ``steps`` is ``None`` or a positive number of iteration steps."""
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"{name} takes a positive number of steps, or None, not {steps!r}")
 
 
 def identity_like(matrix: Tensor) -> Tensor:
