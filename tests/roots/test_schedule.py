@@ -51,3 +51,10 @@ def test_the_known_schedule_for_p_4() -> None:
 
 def test_a_schedule_is_computed_once() -> None:
     assert schedule(4, 1e-4) is schedule(4, 1e-4)
+
+
+@given(p=st.integers(1, 64), exponent=st.floats(-8, -0.31), tolerance=st.sampled_from([1e-2, 1e-4, 1e-6]))
+def test_every_tolerance_is_reached_for_any_root(p: int, exponent: float, tolerance: float) -> None:
+    steps = schedule(p, 10.0**exponent, tolerance=tolerance)
+    assert steps[-1].error <= tolerance
+    assert len(steps) < 60

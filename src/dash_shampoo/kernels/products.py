@@ -117,7 +117,7 @@ def matmul(
                 return _accumulate(a, b, add, alpha, beta, out)
     if precision in ("fp32", "tf32"):
         if symmetric and a.shape == b.shape and a.device.type == "cpu" and a.shape[-1] >= _SMALLEST_STRIPED:
-            return _symmetric(a, b, add, alpha, beta, torch.empty_like(a) if out is None else out)
+            return _symmetric(a, b, add, alpha, beta, _rows_like(a) if out is None else out)
         return _accumulate(a, b, add, alpha, beta, out)
     value = _narrow(a, b, precision)
     if add is not None:
@@ -131,11 +131,18 @@ def coarsest(low: float) -> str:
 
 
 def _accumulate(a: Tensor, b: Tensor, add: Tensor | None, alpha: float, beta: float, out: Tensor | None) -> Tensor:
+    if out is not None and out.stride(-1) != 1:
+        # For a result in columns oneDNN has only a reference kernel, a thousand times slower.
+        return out.copy_(_accumulate(a, b, add, alpha, beta, None))
     if add is None:
         return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
     if out is None:
         return torch.baddbmm(add, a, b, beta=beta, alpha=alpha)
     return torch.baddbmm(add, a, b, beta=beta, alpha=alpha, out=out)
+
+
+def _rows_like(matrix: Tensor) -> Tensor:
+    return torch.empty_like(matrix, memory_format=torch.contiguous_format)
 
 
 def _symmetric(a: Tensor, b: Tensor, add: Tensor | None, alpha: float, beta: float, out: Tensor) -> Tensor:

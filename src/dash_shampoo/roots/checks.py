@@ -82,5 +82,6 @@ def check_precision(solver: Solver, p: int, damping: float, precision: str, dtyp
 
 def least_damping(precision: str, p: int) -> float:
     """Smallest damping for which products of this ``precision`` are safe, for inverse ``p``-th roots."""
-    least = LEAST_DAMPING[precision]
+    # The inverse itself has no half that could come first: the large entries of X carry float16's error into X A.
+    least = LEAST_DAMPING["fp16" if precision == "mixed" and p == 1 else precision]
     return max(least, _LARGEST_FLOAT16**-p) if precision in ("mixed", "fp16x3", "fp16") else least

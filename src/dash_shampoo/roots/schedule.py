@@ -56,9 +56,18 @@ def schedule(p: int, low: float, degree: int = 2, tolerance: float | None = None
     interval = (low, TOP)
     while not steps or steps[-1].error > tolerance:
         steps.append(minimax(p, *interval, degree))
-        error = steps[-1].error
-        interval = ((1 - error) ** p, (1 + error) ** p)
+        error, least = steps[-1].error, _narrowest(p, degree)
+        interval = (min((1 - error) ** p, 1 - least), max((1 + error) ** p, 1 + least))
     return tuple(steps)
+
+
+def _narrowest(p: int, degree: int) -> float:
+    """How far around 1 an interval must reach for the best error to be 1e-11 or more.
+
+    Below, rounding in float64 hides where the error alternates. From the first term that Taylor's series of x^(-1/p)
+    leaves out, which is at least 1 / (p (degree + 1)) in size.
+    """
+    return (1e-11 * 2**degree * p * (degree + 1)) ** (1 / (degree + 1))
 
 
 def minimax(p: int, low: float, high: float, degree: int) -> Step:
@@ -95,7 +104,8 @@ def deviation(coefficients: Tensor, x: Tensor, p: int) -> Tensor:
 
 def _alternating_extrema(error: Tensor, grid: Tensor, count: int) -> Tensor:
     """Where ``error`` is largest in each run of one sign, by parabolas through the grid: ``count`` runs in a row."""
-    starts = [0, *((error[1:] * error[:-1] < 0).nonzero().flatten() + 1).tolist(), len(error)]
+    positive = error >= 0  # an exact zero belongs to a side, or the run after it would be lost
+    starts = [0, *((positive[1:] != positive[:-1]).nonzero().flatten() + 1).tolist(), len(error)]
     tops = [start + int(error[start:stop].abs().argmax()) for start, stop in pairwise(starts)]
     while len(tops) > count:  # rounding can add a run at an end
         tops.pop(0 if error[tops[0]].abs() < error[tops[-1]].abs() else -1)
