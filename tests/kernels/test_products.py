@@ -97,11 +97,11 @@ def test_symmetric_products_equal_full_ones_and_are_symmetric(size: int) -> None
 def test_a_result_in_columns_is_filled_without_a_product_into_columns() -> None:
     a, b = torch.randn(2, 64, 64), torch.randn(2, 64, 64)
     columns = torch.empty(2, 64, 64).mT
-    assert matmul(a, b, "fp32", out=columns) is columns
+    assert matmul(a, b, precision="fp32", out=columns) is columns
     torch.testing.assert_close(columns, torch.bmm(a, b))
 
 
 @pytest.mark.parametrize("size", [64, 512])
 def test_new_products_lie_in_rows_whatever_the_layout_of_their_factors(size: int) -> None:
     columns = torch.randn(1, size, size).mT
-    assert matmul(columns, columns, "fp32", symmetric=True).is_contiguous()
+    assert matmul(columns, columns, precision="fp32", symmetric=True).is_contiguous()
