@@ -8,7 +8,7 @@ is one such grid of equal blocks, so the blocks of a whole grid are read or writ
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, prod
+from math import prod
 from operator import mul
 from typing import NamedTuple
 
@@ -76,7 +76,8 @@ def tiles(
         rows: rows of the matrix.
         columns: columns of the matrix.
         block: largest rows and columns of a block.
-        most: largest size of a grid; a larger one is cut between its rows of blocks. ``None``: no limit.
+        most: largest size of a grid; a larger one is cut between its rows of blocks, and one row of blocks that is
+            larger still between its blocks. ``None``: no limit.
         size: size of a block, from its rows and columns; their product unless given.
 
     Returns:
@@ -85,10 +86,12 @@ def tiles(
     found = []
     for i, down, r in _spans(rows, block[0]):
         for j, across, c in _spans(columns, block[1]):
-            tall = down if most is None else max(1, min(down, most // (across * size(r, c))))
-            for k in range(ceil(down / tall)):
-                first = k * tall
-                found.append(Tile((i + first * r, j), (min(tall, down - first), across), (r, c)))
+            blocks = down * across if most is None else max(1, most // size(r, c))
+            tall, wide = max(1, blocks // across), min(across, blocks)
+            for k in range(0, down, tall):
+                for m in range(0, across, wide):
+                    grid = (min(tall, down - k), min(wide, across - m))
+                    found.append(Tile((i + k * r, j + m * c), grid, (r, c)))
     return found
 
 

@@ -2,12 +2,14 @@
 
 `torch.optim.Optimizer.load_state_dict` casts every tensor to its parameter's dtype, which would cut the float32 factors
 of a bfloat16 parameter down to bfloat16. `match` therefore hands the state over in `Held` boxes, which the base class
-passes through, and `release` opens them. Its other work is to let named parameters find their state in any order.
+passes through, and `release` opens them. Its other work is to let named parameters find their state in any order, and
+to take from a whole state what this process owns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim import Optimizer
 
 from dash_shampoo.layout import layout
 from dash_shampoo.options import names
+from dash_shampoo.parallel.ownership import Ownership
 
 
 class Held:
@@ -35,11 +38,11 @@ def release(state: dict[Any, Any]) -> None:
             }
 
 
-def match(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def match(optimizer: Optimizer, ownership: Ownership, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state dict in the order of the optimizer's own parameters, checked against them and boxed.
 
     Raises:
-        ValueError: the names differ, or a tensor has another shape than the parameter's blocks ask for.
+        ValueError: the names differ, a tensor has another shape than the parameter's blocks ask for, or one is missing.
     """
     groups = optimizer.param_groups
     saved = state_dict["param_groups"]
@@ -50,30 +53,69 @@ def match(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     states, called = dict(state_dict["state"]), names(groups)
     for i, (parameter, group) in zip(ids, parameters, strict=False):
         if i in states:
-            _check(states[i], layout(parameter, group), called[id(parameter)])
-            states[i] = Held(states[i])
+            owned = ownership.owned(parameter, group)
+            _check(states[i], layout(parameter, group), owned, called[id(parameter)])
+            states[i] = Held({key: value for key, value in states[i].items() if _tile(key) in (None, *owned)})
     return {**state_dict, "state": states, "param_groups": saved}
 
 
 def restore(views: Mapping[str, Tensor], old: Mapping[str, Any], name: str) -> None:
-    """Copies an earlier state into the stacks' views; what it lacks keeps its first value.
+    """Copies an earlier state into the stacks' views; of a parameter that had none, each keeps its first value.
 
     Raises:
-        ValueError: a tensor has another shape than its view.
+        ValueError: a tensor has another shape than its view, or a tile is missing.
     """
-    _check(old, {key: view.shape for key, view in views.items()}, name)
+    _check(old, {key: view.shape for key, view in views.items()}, {_tile(key) for key in views} - {None}, name)
     for key, view in views.items():
         if key in old:
             view.copy_(old[key])
 
 
-def _check(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+def gather(optimizer: Optimizer, ownership: Ownership, to: int) -> dict[str, Any] | None:
+    """The whole state dict, on the CPU, at the process with the rank ``to`` of each world; ``None`` at the others.
+
+    Collective. Goes parameter by parameter, so that no process but one holds more than it has.
+    """
+    own = optimizer.state_dict()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    ids = [i for group in own["param_groups"] for i in group["params"]]
+    states, here = {}, True
+    for i, parameter in zip(ids, parameters, strict=True):
+        world = ownership.worlds.of(parameter)
+        here = here and world.rank == to
+        state = {
+            key: value.cpu() if isinstance(value, Tensor) else value for key, value in own["state"].get(i, {}).items()
+        }
+        found = world.collect(state, to)
+        if found is not None and any(found):
+            states[i] = {key: value for part in found for key, value in part.items()}
+    return {**own, "state": states} if here else None
+
+
+def _tile(key: str) -> str | None:
+    """The tile that an entry of the state is of, or ``None`` for those of the parameter."""
+    tile, dot, _ = key.partition(".")
+    return tile if dot else None
+
+
+def _check(
+    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], tiles: AbstractSet[str | None], name: str
+) -> None:
+    """Makes sure that a parameter's state, if there is one, has ``tiles`` and none but tensors of these ``shapes``."""
     for key, shape in shapes.items():
         if key in state and tuple(state[key].shape) != tuple(shape):
             raise ValueError(
                 f"the state of {name} does not fit: {key} is {tuple(state[key].shape)}, but its shape and block_size "
                 f"ask for {tuple(shape)}; use the block_size and the model that the state was made with"
             )
+    there = {_tile(key) for key in state} - {None}
+    missing = sorted(map(str, tiles - there)) if "step" in state else []
+    if missing:
+        raise ValueError(
+            f"the state of {name} lacks {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}: it is of other blocks, "
+            "or the part of one process among several; save what full_state_dict() returns, or all parts with "
+            "torch.distributed.checkpoint"
+        )
 
 
 def _by_name(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

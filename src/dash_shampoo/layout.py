@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,10 @@ from dash_shampoo.factors import FactorKey
 from dash_shampoo.grafting import METHODS
 from dash_shampoo.roots import resolve_solver
 
-# The most elements of a tile: larger grids are cut, so that one large parameter does not decide the workspace.
-TILE_ELEMENTS = 1 << 22
+# A tile is what a device owns. Larger grids of blocks are cut, so that neither the workspace nor the balance between
+# devices hangs on one parameter; and a matrix makes up to this many tiles, for the sake of small models.
+TILE_ELEMENTS = 1 << 20
+TILES_OF_A_MATRIX = 8
 
 
 class StackKey(NamedTuple):
@@ -67,8 +70,11 @@ def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Til
         block = (group["block_size"], group["block_size"])
     else:
         block = (min(rows, TILE_ELEMENTS // columns) or 1, columns) if rows * columns else (1, 1)
+    most = TILE_ELEMENTS
+    if count:
+        most = min(most, ceil(rows * columns / TILES_OF_A_MATRIX))
     found = []
-    for i, tile in enumerate(tiles(rows, columns, block, most=TILE_ELEMENTS, size=partial(weight, count))):
+    for i, tile in enumerate(tiles(rows, columns, block, most=most, size=partial(weight, count))):
         keys = tuple(_factor_key(group, size, count) for size in tile.block[:count])
         found.append((base._replace(block=tile.block, factors=keys), tile, f"tile{i}"))
     return found

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
-from dash_shampoo.checkpoint import match, release, restore
-from dash_shampoo.options import check_parameters, names, normalise, refuse_duplicates, refuse_misspelt, structure
-from dash_shampoo.stacks import Bank, arrange
+from dash_shampoo.checkpoint import gather, match, release, restore
+from dash_shampoo.options import check_parameters, names, normalise, refuse_duplicates, refuse_misspelt, structure, wire
+from dash_shampoo.parallel.ownership import Ownership
+from dash_shampoo.parallel.world import Worlds
+from dash_shampoo.stacks import Bank, Survey, arrange
 
 
 class Dash(Optimizer):
@@ -59,7 +61,12 @@ class Dash(Optimizer):
             RMSprop grafting needs only row and column means: 2.5 times the parameters in place of 4. Factors, roots,
             AdamW's squares and all of float64 parameters stay as they are.
         max_workspace: bytes that a stage of the step may use beside the state; ``None`` is 64 MiB on a CPU, whose
-            caches it suits, and 1 GiB elsewhere. It cannot go below tiles of 2^22 elements and single factors.
+            caches it suits, and 1 GiB elsewhere. It cannot go below tiles of 2^20 elements and single factors.
+        process_group: processes that hold replicas of the parameters that are plain tensors, as under
+            DistributedDataParallel: "auto" for the default group of `torch.distributed`, if there is one at the first
+            step; ``None`` if each process trains a model of its own. DTensors, as `fully_shard` makes them, say
+            themselves who holds them. Each process computes the blocks that it owns (docs/distributed.md).
+        wire_dtype: in which updates travel between processes: "fp32", as exact as on one process, or "bf16".
 
     Raises:
         ValueError: an option is out of range or unknown, or a parameter is in two places.
@@ -93,8 +100,14 @@ class Dash(Optimizer):
         on_nonfinite: str = "skip",
         state_dtype: str = "fp32",
         max_workspace: int | None = None,
+        process_group: Any = "auto",
+        wire_dtype: str = "fp32",
     ) -> None:
-        options = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        general = ("self", "params", "__class__", "process_group", "wire_dtype")
+        options = {name: value for name, value in locals().items() if name not in general}
+        self._process_group = process_group
+        self._wire = wire(wire_dtype)
+        self._ownership = Ownership(Worlds(process_group))
         self._banks: list[Bank] = []
         self._arrangement: tuple[Any, ...] | None = None
         self._warned = False
@@ -139,16 +152,46 @@ class Dash(Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         release(self.state)
+        if "_ownership" not in self.__dict__:  # unpickled, or copied
+            self._ownership = Ownership(Worlds(self._process_group))
         self._banks, self._arrangement, self._warned = [], None, False
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        return {**super().__getstate__(), "_process_group": self._process_group, "_wire": self._wire}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors and numbers: on several processes, of the tiles that this one owns."""
+        self._settle()
+        return super().state_dict()
+
+    def full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
+        """The state of all processes, as `state_dict` of a single process would give it, on the CPU. Collective.
+
+        Args:
+            to: rank of the process that gets it, in each group of processes that share parameters.
+
+        Returns:
+            The state dict at that process, ``None`` at the others.
+        """
+        return gather(self, self._ownership, to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, bit for bit, whatever the parameters' dtype; parameters go by name if named.
 
+        What `full_state_dict` gave can be loaded on any number of processes: each takes what it owns.
+
         Raises:
-            ValueError: the state is of other parameters or of blocks of another size; the message names the parameter.
+            ValueError: the state is of other parameters or of blocks of another size, or lacks some that this process
+                owns; the message names the parameter.
         """
+        self._ownership.entries(self._parameters())
+
+        def matched(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+            return match(self, self._ownership, state)
+
         # Registered last, so that it sees what the user's own hooks make of the state.
-        handle = self.register_load_state_dict_pre_hook(match)
+        handle = self.register_load_state_dict_pre_hook(matched)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -196,39 +239,31 @@ class Dash(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._arrange()
-        banks = [bank for bank in self._banks if bank.has_gradients()]
-        finite = [bank.finite() for bank in banks]
-        for bank, (present, good) in zip(banks, finite, strict=True):
-            self._refuse_nonfinite(bank, present, good)
-        for bank, (present, good) in zip(banks, finite, strict=True):
-            self._step(bank, bank.admit(present, good))
+        banks = [bank for bank in self._banks if bank.takes_part()]
+        ages = [self._ages(bank) for bank in banks]
+        surveys = [bank.survey() for bank in banks]
+        for bank, survey in zip(banks, surveys, strict=True):
+            self._refuse_nonfinite(bank, survey)
+        taken = [bank.admit(survey) for bank, survey in zip(banks, surveys, strict=True)]
+        for each in zip(banks, ages, taken, strict=True):
+            _step(*each)
+        for bank, own in zip(banks, taken, strict=True):
+            bank.end(own)
+        self._settle([bank for bank in banks if bank.world.size == 1])
         self._warn_of_skipped_steps()
         return loss
 
-    def _step(self, bank: Bank, taken: Tensor) -> None:
-        ages = self._advance(bank)
-        started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
-        parts = [part for part in bank.parts if part.has_gradients()]
-        for part in parts:
-            live, steps = part.per_block(taken), part.per_block(bank.steps)
-            gradient = part.gather(live)
-            shampoo.update_factors(part, gradient, live, steps)
-            shampoo.update_moments(part, gradient, live)
-        for factors, lanes in bank.lanes_due(_due(bank, ages)):
-            factors.update_roots(lanes)
-        for part in parts:
-            live, steps = part.per_block(taken), part.per_block(bank.steps)
-            update = shampoo.direction(part, steps, part.where(started))
-            update = shampoo.add_momentum(part, update, live)
-            part.apply(update, live)
-
-    def _refuse_nonfinite(self, bank: Bank, present: list[int], finite: Tensor) -> None:
+    def _refuse_nonfinite(self, bank: Bank, survey: Survey) -> None:
         """Raises for gradients that are not finite, where their groups ask for it; only that waits for the device."""
-        if all(bank.groups[i]["on_nonfinite"] == "skip" for i in present):
+        if all(group["on_nonfinite"] == "skip" for group in bank.groups):
             return
-        bad = [i for i, good in zip(present, finite.tolist(), strict=True) if not good]
+        bad = (survey.present & ~survey.good).tolist()
         called = names(self.param_groups)
-        refused = [called[id(bank.parameters[i])] for i in bad if bank.groups[i]["on_nonfinite"] == "raise"]
+        refused = [
+            called[id(parameter)]
+            for parameter, group, refuse in zip(bank.parameters, bank.groups, bad, strict=True)
+            if refuse and group["on_nonfinite"] == "raise"
+        ]
         if refused:
             shown = ", ".join(refused[:5]) + ", ..." * (len(refused) > 5)
             raise FloatingPointError(f"the gradient of {shown} is not finite; no parameter has been moved")
@@ -245,19 +280,20 @@ class Dash(Optimizer):
 
     def _arrange(self) -> None:
         """Makes the stacks follow the parameters and options, if those have changed; the state moves along."""
-        entries = [
-            (parameter, group)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None or parameter in self.state
-        ]
-        sparse = any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in entries)
-        if self._signature(entries) == self._arrangement and not sparse:
+        self._settle()
+        parameters = self._parameters()
+        sparse = any(
+            parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in parameters
+        )
+        if self._signature(parameters) == self._arrangement and not sparse:
             return
         for group in self.param_groups:
             normalise(group)
         check_parameters(self.param_groups)
-        banks, called = arrange(entries), names(self.param_groups)
+        called = names(self.param_groups)
+        entries = self._ownership.entries(parameters)
+        self._ownership.compare(entries, called)
+        banks = arrange(entries, self._wire)
         state: dict[Tensor, dict[str, Any]] = {}
         for bank in banks:
             for parameter, views in zip(bank.parameters, bank.states(), strict=True):
@@ -268,7 +304,20 @@ class Dash(Optimizer):
                 factors.watch()
         self.state.clear()
         self.state.update(state)
-        self._banks, self._arrangement = banks, self._signature(entries)
+        self._banks, self._arrangement = banks, self._signature(parameters)
+
+    def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """The parameters that have state or will have, each with its group; the same on every process."""
+        return [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None or parameter in self.state or self._is_shared(parameter)
+        ]
+
+    def _is_shared(self, parameter: Tensor) -> bool:
+        """Whether other processes may have a gradient of a parameter that has none here."""
+        return parameter.requires_grad and self._ownership.worlds.of(parameter).size > 1
 
     def _signature(self, entries: list[tuple[Tensor, dict[str, Any]]]) -> tuple[Any, ...]:
         """What the stacks depend on. A parameter whose state was taken out of ``self.state`` starts anew."""
@@ -278,21 +327,43 @@ class Dash(Optimizer):
         ]
         return parameters, [(id(group), structure(group)) for group in self.param_groups]
 
-    def _advance(self, bank: Bank) -> list[int]:
-        """Counts a gradient for each parameter that has one; returns how many each has had so far."""
-        ages = []
-        for parameter in bank.parameters:
-            state = self.state[parameter]
-            state["age"] += parameter.grad is not None
-            ages.append(state["age"])
-        return ages
+    def _ages(self, bank: Bank) -> list[int]:
+        """How many gradients each parameter will have had after this step, if those come that are expected."""
+        return [self.state[p]["age"] + bank.expects(i) for i, p in enumerate(bank.parameters)]
+
+    def _settle(self, banks: list[Bank] | None = None) -> None:
+        """Counts the gradients of the last step.
+
+        With several processes that has to wait for the device, so they do it where that costs nothing: a step later.
+        """
+        for bank in self._banks if banks is None else banks:
+            for parameter, came in zip(bank.parameters, bank.came(), strict=True):
+                if came:
+                    self.state[parameter]["age"] += 1
+
+
+def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
+    """The paper's algorithm for the blocks that this process owns; `Bank.end` moves the parameters that others hold."""
+    started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
+    bank.begin()
+    parts = [part for part in bank.parts if part.has_gradients()]
+    for part in parts:
+        live, steps = part.per_block(taken), part.per_block(bank.steps)
+        gradient = part.gather(live)
+        shampoo.update_factors(part, gradient, live, steps)
+        shampoo.update_moments(part, gradient, live)
+    for factors, lanes in bank.lanes_due(_due(bank, ages)):
+        factors.update_roots(lanes)
+    for part in parts:
+        live, steps = part.per_block(taken), part.per_block(bank.steps)
+        update = shampoo.direction(part, steps, part.where(started))
+        part.deliver(shampoo.add_momentum(part, update, live), live)
+    bank.send()
 
 
 def _due(bank: Bank, ages: list[int]) -> list[bool]:
     """Whether each parameter's roots are renewed at this step."""
     return [
-        parameter.grad is not None
-        and age >= group["start_step"]
-        and (age - group["start_step"]) % group["update_every"] == 0
-        for parameter, group, age in zip(bank.parameters, bank.groups, ages, strict=True)
+        bank.expects(i) and age >= group["start_step"] and (age - group["start_step"]) % group["update_every"] == 0
+        for i, (group, age) in enumerate(zip(bank.groups, ages, strict=True))
     ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.grafting import NAMES
+from dash_shampoo.parallel.boxes import is_distributed, unsupported
 from dash_shampoo.roots import inverse_root, resolve_solver, solver_options
 
 ALGORITHMS = ("shampoo", "adamw")
@@ -134,11 +135,25 @@ def _problem(parameter: Tensor) -> str | None:
         return "is sparse; Dash moves dense parameters only: give it to another optimizer"
     if parameter.is_meta:
         return "is on the meta device: materialise the model first, with model.to_empty(device=...)"
-    if hasattr(parameter, "placements"):
-        return "is a DTensor, which Dash cannot shard yet: replicate it, or give it to another optimizer"
+    if is_distributed(parameter) and (reason := unsupported(parameter)):
+        return reason
+    if hasattr(parameter, "_fsdp_flattened"):
+        return "is flattened by FullyShardedDataParallel, which hides its shape: use fully_shard (FSDP2)"
+    if hasattr(parameter, "ds_id"):
+        return "is partitioned by DeepSpeed, which hides its shape: use fully_shard (FSDP2) or DistributedDataParallel"
     if parameter.grad is not None and parameter.grad.layout != torch.strided:
         return "has a sparse gradient; use dense gradients (sparse=False in nn.Embedding)"
     return None
+
+
+def wire(name: str) -> torch.dtype | None:
+    """The dtype that ``wire_dtype`` names; ``None`` for that of the updates themselves.
+
+    Raises:
+        ValueError: it names none.
+    """
+    _name("wire_dtype", name, ("fp32", "bf16"))
+    return torch.bfloat16 if name == "bf16" else None
 
 
 def roots(group: Mapping[str, Any]) -> tuple[int, ...]:

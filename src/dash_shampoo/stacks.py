@@ -13,24 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import Tile, as_matrix, is_matrix_view
 from dash_shampoo.factors import FactorKey, Factors, Side, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
 from dash_shampoo.layout import StackKey, cut, moment_dtype, state_dtype, weight
+from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
+from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients, Member
+from dash_shampoo.parallel.ownership import Entry
+from dash_shampoo.parallel.replicated import Replicated
+from dash_shampoo.parallel.sharded import Sharded
+from dash_shampoo.parallel.world import World
 from dash_shampoo.watch import Watch
 
 # The most tensors of a part's size that a stage of the step holds beside the state.
 TEMPORARIES = 6
-
-
-class Member(NamedTuple):
-    """One tile of one parameter in a stack."""
-
-    parameter: Tensor
-    place: int  # of the parameter in its bank
-    group: dict[str, Any]
-    tile: Tile
-    name: str  # of the tile in the parameter's state
 
 
 class Part:
@@ -52,8 +47,8 @@ class Part:
         self.owner = owners.repeat_interleave(torch.tensor(counts)).to(device)  # (n,)
 
     def has_gradients(self) -> bool:
-        """Whether any member has a gradient."""
-        return any(member.parameter.grad is not None for member in self.members)
+        """Whether any member may have a gradient at this step."""
+        return any(member.carrier.has_gradient(member) for member in self.members)
 
     def per_block(self, values: Tensor) -> Tensor:
         """One value per parameter of the bank (p,) spread over this part's blocks: (n, 1, 1)."""
@@ -77,43 +72,23 @@ class Part:
     def gather(self, live: Tensor) -> Tensor:
         """The gradients' blocks (n, r, c) in the stack's dtype; zero in blocks that are not ``live`` (n, 1, 1)."""
         gradient = torch.empty_like(self.moment, dtype=self.dtype)
-        targets, sources = [], []
-        for member, blocks in self._active(gradient):
-            assert member.parameter.grad is not None
-            targets.append(blocks)
-            sources.append(member.tile.of(as_matrix(member.parameter.grad)))
-        torch._foreach_copy_(targets, sources)
+        pairs = [(blocks, member.carrier.gradient(member)) for member, blocks in self._active(gradient)]
+        torch._foreach_copy_([blocks for blocks, _ in pairs], [source for _, source in pairs])
         if self.key.maximize:
             gradient.neg_()
         return gradient.masked_fill_(live == 0, 0)
 
-    def apply(self, update: Tensor, live: Tensor) -> None:
-        """W <- W - lr (update + weight_decay W) for the ``live`` blocks; ``update`` (n, r, c) is used up."""
-        written = []
-        for member, blocks in self._active(update):
-            matrix = as_matrix(member.parameter)
-            written.append((member, blocks, matrix, member.tile.of(matrix)))
-        groups = {id(member.group): member.group for member, *_ in written}.values()
-        for group in groups:
-            if group["weight_decay"]:
-                updates, weights = _of_group(written, group)
-                torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        update.masked_fill_(live == 0, 0)
-        for group in groups:
-            updates, weights = _of_group(written, group)
-            if isinstance(group["lr"], Tensor):
-                torch._foreach_mul_(updates, -group["lr"].to(update.device))
-                torch._foreach_add_(weights, updates)
-            else:
-                torch._foreach_add_(weights, updates, alpha=-group["lr"])
-        for member, _, matrix, _ in written:
-            if not is_matrix_view(member.parameter):
-                member.parameter.copy_(matrix.view(member.parameter.shape))
+    def deliver(self, update: Tensor, live: Tensor) -> None:
+        """Hands the update (n, r, c) of the ``live`` blocks, which is used up, to the carriers."""
+        for carrier in {id(member.carrier): member.carrier for member in self.members}.values():
+            own = [(member, blocks) for member, blocks in self._active(update) if member.carrier is carrier]
+            if own:
+                carrier.deliver(update, live, own)
 
     def _active(self, stack: Tensor) -> Iterator[tuple[Member, Tensor]]:
         """The members with a gradient, each with its blocks of ``stack`` (n, r, c) in its tile's shape."""
         for member, blocks in zip(self.members, stack.split(self.counts), strict=True):
-            if member.parameter.grad is not None:
+            if member.carrier.has_gradient(member):
                 yield member, member.tile.of_stack(blocks)
 
 
@@ -123,14 +98,6 @@ def _option(group: Mapping[str, Any], name: str) -> Any:
     if name == "graft_beta2" and group[name] is not None:
         return group[name]
     return group["betas"][1] if name in ("beta2", "graft_beta2") else group[name]
-
-
-def _of_group(
-    written: list[tuple[Member, Tensor, Tensor, Tensor]], group: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The blocks of the update and of the weights of one group's members."""
-    chosen = [(blocks, weights) for member, blocks, _, weights in written if member.group is group]
-    return [blocks for blocks, _ in chosen], [weights for _, weights in chosen]
 
 
 class Stack:
@@ -197,32 +164,56 @@ def _portions(
         yield portion, slice(start, stop)
 
 
+class Survey(NamedTuple):
+    """What is known of the gradients at a step, the same on every process: each (p,), per parameter of a bank."""
+
+    present: Tensor  # whether there is one
+    good: Tensor  # whether it is there, whole and finite
+
+
 class Bank:
-    """All stacks of one device and dtype.
+    """All stacks of one device and dtype, of parameters that the same processes hold.
 
     Attributes:
         parameters: those it serves, in the order of the groups.
+        groups: of each parameter.
         steps: (p,) steps that each parameter has taken.
         skipped: (p,) steps that each parameter has skipped because its gradient was not finite.
-        stacks: one per `StackKey`.
+        stacks: one per `StackKey`, of the blocks that this process owns.
         factors: one per `FactorKey`.
     """
 
     def __init__(
-        self, entries: Iterable[tuple[Tensor, dict[str, Any]]], dtype: torch.dtype, device: torch.device
+        self, entries: Iterable[Entry], dtype: torch.dtype, device: torch.device, world: World, wire: torch.dtype
     ) -> None:
         self.dtype = dtype
+        self.device = device
+        self.world = world
         self.parameters: list[Tensor] = []
         self.groups: list[dict[str, Any]] = []
+        self._carriers: dict[type[Carrier], Carrier] = {}
+        self._gradients: Gradients = []
+        self._came: list[bool] = []
+        copies, needed = [], []
         shared: dict[StackKey, list[Member]] = {}
-        for place, (parameter, group) in enumerate(entries):
+        for place, (parameter, group, _, owners) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
-            for key, tile, name in cut(parameter, group):
-                shared.setdefault(key, []).append(Member(parameter, place, group, tile, name))
+            held = placement(parameter, world.ranks)
+            copies.append(held.number_of_copies)
+            needed.append(world.size if held.replicated else 1)
+            carrier = self._carrier(held, wire)
+            for (key, tile, name), owner in zip(cut(parameter, group), owners, strict=True):
+                member = Member(parameter, place, group, tile, name, carrier)
+                carrier.add(member, owner, held)
+                if owner == world.rank:
+                    shared.setdefault(key, []).append(member)
+        self._copies = torch.tensor(copies, dtype=dtype, device=device)
+        self._needed = torch.tensor(needed, dtype=dtype, device=device)
         self.steps = torch.zeros(len(self.parameters), dtype=dtype, device=device)
         self.skipped = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
         self._watch = Watch()
+        self._attendance = Watch()
         self.factors = self._allocate_factors(shared, device)
         self.stacks = self._allocate_stacks(shared, device)
 
@@ -230,6 +221,13 @@ class Bank:
     def parts(self) -> list[Part]:
         """The parts of all stacks."""
         return [part for stack in self.stacks for part in stack.parts]
+
+    def _carrier(self, held: Placement, wire: torch.dtype) -> Carrier:
+        """The carrier of a parameter that processes hold in this way."""
+        kind = Direct if self.world.size == 1 else Replicated if held.replicated else Sharded
+        if kind not in self._carriers:
+            self._carriers[kind] = kind(self.world, wire, self.dtype, self.device)
+        return self._carriers[kind]
 
     def _allocate_factors(self, shared: dict[StackKey, list[Member]], device: torch.device) -> dict[FactorKey, Factors]:
         counts: dict[FactorKey, int] = {}
@@ -250,32 +248,67 @@ class Bank:
             stacks.append(Stack(key, members, sides, self.dtype, device))
         return stacks
 
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(parameter.grad is not None for parameter in self.parameters)
+    def expects(self, place: int) -> bool:
+        """Whether to reckon with a gradient of a parameter: with one of other processes, where there are any."""
+        return self.world.size > 1 or self.parameters[place].grad is not None
 
-    def finite(self) -> tuple[list[int], Tensor]:
-        """The parameters with a gradient (indices, k of them), and whether each gradient is finite (k,).
+    def takes_part(self) -> bool:
+        """Whether this step concerns the bank: always where others may wait for this process."""
+        return any(self.expects(place) for place in range(len(self.parameters)))
 
-        A gradient whose squared Frobenius norm overflows the stack's dtype counts as not finite: its factors would.
+    def survey(self) -> Survey:
+        """Fetches the gradients, and finds out which of them are there and finite.
+
+        A gradient whose squared Frobenius norm overflows the stack's dtype counts as not finite: its factors would. So
+        does one of a replicated parameter that is missing on some processes; of a sharded one, missing parts are zero.
         """
-        present = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=self.dtype))
-        return present, torch.isfinite(norms * norms)
+        self._gradients = [local_gradient(parameter) for parameter in self.parameters]
+        there = [gradient for gradient in self._gradients if gradient is not None]
+        self._came = [gradient is not None for gradient in self._gradients]
+        report = torch.zeros(2, len(self.parameters), dtype=self.dtype, device=self.device)
+        if there:
+            norms = torch.stack(torch._foreach_norm(there, 2, dtype=self.dtype))
+            present: Tensor | slice = slice(None)
+            if len(there) < len(self._came):
+                present = torch.tensor([i for i, came in enumerate(self._came) if came], device=self.device)
+            report[0, present] = 1
+            report[1, present] = norms * norms / self._copies[present]
+        self.world.sum(report)
+        came = report[0] > 0
+        if self.world.size > 1:
+            self._attendance.post(came)
+        return Survey(came, (report[0] >= self._needed) & torch.isfinite(report[1]))
 
-    def admit(self, present: list[int], finite: Tensor) -> Tensor:
-        """Which parameters take this step, 1 or 0 (p,): those with a finite gradient. Counts the step for each."""
-        if len(present) < len(self.parameters):
-            lanes = torch.tensor(present, device=self.steps.device)
-            taken = torch.zeros_like(self.steps).index_copy_(0, lanes, finite.to(self.dtype))
-            self.skipped.index_add_(0, lanes, (~finite).to(torch.int64))
-        else:
-            taken = finite.to(self.dtype)
-            self.skipped += ~finite
+    def came(self) -> list[bool]:
+        """Which parameters had a gradient at the last step; asked again, none had. Waits for that step's `survey`."""
+        came, self._came = self._came, []
+        if came and self.world.size > 1:
+            came = self._attendance.read(wait=True)
+        return came or [False] * len(self.parameters)
+
+    def admit(self, survey: Survey) -> Tensor:
+        """Which parameters take this step, 1 or 0 (p,): those with a good gradient. Counts the step for each."""
+        taken = survey.good.to(self.dtype)
+        self.skipped += survey.present & ~survey.good
         self.steps += taken
         self._watch.post(self.skipped.sum())
         return taken
+
+    def begin(self) -> None:
+        """Brings the gradients to where they are needed."""
+        for carrier in self._carriers.values():
+            carrier.begin(self._gradients)
+        self._gradients = []
+
+    def send(self) -> None:
+        """Starts to spread the updates."""
+        for carrier in self._carriers.values():
+            carrier.send()
+
+    def end(self, taken: Tensor) -> None:
+        """Moves the parameters that have not been moved yet."""
+        for carrier in self._carriers.values():
+            carrier.end(taken)
 
     def has_skipped(self) -> bool:
         """Whether a parameter has skipped a step, as far as the host knows without waiting for the device."""
@@ -299,7 +332,7 @@ class Bank:
                 yield factors, torch.tensor(lanes, device=factors.packed.device)
 
     def states(self) -> list[dict[str, Tensor]]:
-        """The state of each parameter: views of the bank's tensors."""
+        """The state of each parameter: views of the bank's tensors, for the tiles that this process owns."""
         states: list[dict[str, Tensor]] = [
             {"step": step, "skipped": skipped}
             for step, skipped in zip(self.steps.unbind(), self.skipped.unbind(), strict=True)
@@ -310,9 +343,10 @@ class Bank:
         return states
 
 
-def arrange(entries: Iterable[tuple[Tensor, dict[str, Any]]]) -> list[Bank]:
-    """Banks for parameters, each given with its group: one per device and dtype of the state."""
-    shared: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, dict[str, Any]]]] = {}
-    for parameter, group in entries:
-        shared.setdefault((state_dtype(parameter), parameter.device), []).append((parameter, group))
-    return [Bank(some, dtype, device) for (dtype, device), some in shared.items()]
+def arrange(entries: Iterable[Entry], wire: torch.dtype | None) -> list[Bank]:
+    """Banks for parameters: one per device, dtype of the state and world. Updates travel as ``wire`` if given."""
+    shared: dict[tuple[torch.dtype, torch.device, World], list[Entry]] = {}
+    for entry in entries:
+        key = (state_dtype(entry.parameter), entry.parameter.device, entry.world)
+        shared.setdefault(key, []).append(entry)
+    return [Bank(some, dtype, device, world, wire or dtype) for (dtype, device, world), some in shared.items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dash_shampoo.bench.roots import count_products, decaying_stack, directional_error, measure
+from dash_shampoo.bench.roots import decaying_stack, directional_error, measure
 from dash_shampoo.bench.step import measure as measure_steps
 from dash_shampoo.bench.timing import interleaved
 from dash_shampoo.roots import inverse_root
@@ -34,12 +34,6 @@ def test_the_error_is_the_largest_along_an_eigenvector() -> None:
     largest = torch.outer(vectors[:, -1], vectors[:, -1])  # the root is smallest there
     exact[1] += 0.01 * (vectors[:, -1] @ exact[1] @ vectors[:, -1]) * largest
     assert directional_error(exact, A, 4, 1e-3) == pytest.approx(0.01, rel=1e-6)
-
-
-def test_products_are_counted_and_the_root_is_left_alone() -> None:
-    A = decaying_stack(2, 16, CPU)
-    assert count_products(A, 4, {"solver": "minimax", "damping": 1e-4}) == 16
-    assert inverse_root(A, 4).ok.all()
 
 
 def test_rows_for_every_safe_case() -> None:

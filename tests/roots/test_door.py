@@ -20,6 +20,7 @@ from dash_shampoo.roots import (
     NewtonDB,
     door,
     inverse_root,
+    products,
     resolve_solver,
     solver_options,
 )
@@ -346,3 +347,15 @@ def test_the_fastest_precision_is_the_one_that_takes_least_time() -> None:
         return stack
 
     assert fastest(solve, ["fp32", "mixed", "tf32"], 4, torch.device("cpu")) == "mixed"
+
+
+@pytest.mark.parametrize(("condition", "most"), [(1e3, 11), (1e4, 16), (1e5, 21), (1e6, 26)])
+def test_products_of_a_fourth_root(condition: float, most: int) -> None:
+    assert products(4, damping=1 / condition) == most
+
+
+def test_products_of_the_paper_s_newton_db() -> None:
+    """Two coupled square roots of ten steps with three products each, their starts, and the power iteration's."""
+    assert products(4, solver="newton-db-paper", damping=0.0) > 60
+    with pytest.raises(ValueError, match="damping"):
+        products(4, damping=0.0)

@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from dash_shampoo.bench.timing import interleaved
-from dash_shampoo.kernels import matmul
-from dash_shampoo.roots import Solver, door, inverse_root, resolve_solver
+from dash_shampoo.roots import Solver, inverse_root, products, resolve_solver
 
 SOLVERS = (
     "minimax",
@@ -75,20 +73,6 @@ def directional_error(root: Tensor, matrix: Tensor, p: int, damping: float) -> f
     return float((got / exact - 1).abs().max())
 
 
-def count_products(matrix: Tensor, p: int, options: dict[str, Any]) -> int:
-    """Products of two matrices of the full size that a root needs."""
-    products = 0
-
-    def counted(a: Tensor, b: Tensor, **rest: Any) -> Tensor:
-        nonlocal products
-        products += a.shape == b.shape
-        return matmul(a, b, **rest)
-
-    with mock.patch.object(door, "matmul", counted):
-        inverse_root(matrix[:1], p, **options)
-    return products
-
-
 def measure(
     sizes: list[int], conditions: list[float], precisions: list[str], p: int, repeats: int, device: torch.device
 ) -> Iterator[Row]:
@@ -112,7 +96,7 @@ def measure(
                     error=directional_error(root.value, matrix, p, 1 / condition),
                     residual=float(root.residual.max()),
                     ok=bool(root.ok.all()),
-                    products=count_products(matrix, p, options),
+                    products=products(p, solver=options["solver"], damping=options["damping"]),
                     milliseconds=times[name] * 1e3,
                 )
 

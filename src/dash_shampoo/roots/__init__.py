@@ -2,7 +2,7 @@
 
 from dash_shampoo.roots.chebyshev import Chebyshev
 from dash_shampoo.roots.coupled_newton import CoupledNewton, CoupledNewtonPaper
-from dash_shampoo.roots.door import SOLVERS, Root, inverse_root, resolve_solver, solver_options
+from dash_shampoo.roots.door import SOLVERS, Root, inverse_root, products, resolve_solver, solver_options
 from dash_shampoo.roots.eigh import Eigh
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
@@ -22,6 +22,7 @@ __all__ = [
     "Root",
     "Solver",
     "inverse_root",
+    "products",
     "resolve_solver",
     "solver_options",
 ]

@@ -112,25 +112,10 @@ def inverse_root(
     chosen = resolve_solver(solver)
     check_tensors(A, previous, out)
     check_options(p, damping, epsilon, scaling, precision, max_workspace)
-    name = scaling or chosen.scaling
-    spectrum = Spectrum(low=_lowest(name, damping, A.shape[-1]))
-    chosen.check(p, spectrum)
     if precision == "auto":
         measurable = A.dtype == torch.float32 and A.numel() > 0
         precision = _fastest(chosen, p, damping, A.shape[-1], A.device) if measurable else "fp32"
-    check_precision(chosen, p, damping, precision, A.dtype)
-    error = chosen.error(p, spectrum) + promised_error(precision, A.dtype)
-    bound = tolerance(error, spectrum.low, unit_roundoff(precision, A.dtype), p, A.shape[-1])
-    plan = _Plan(
-        p=p,
-        solver=chosen,
-        damping=damping,
-        epsilon=epsilon,
-        scaling=name,
-        spectrum=spectrum,
-        product=partial(matmul, precision=precision, low=spectrum.low),
-        bound=bound if chosen.certified else math.inf,
-    )
+    plan = _plan(p, chosen, damping, epsilon, scaling, precision, A)
     n = len(A)
     result = Root(
         torch.empty_like(A, memory_format=torch.contiguous_format, requires_grad=False) if out is None else out,
@@ -147,6 +132,49 @@ def inverse_root(
             kept = None if previous is None else previous[piece]
             _solve(A[piece], plan, kept, Root(*(part[piece] for part in result)))
     return result
+
+
+def products(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", damping: float = 1e-4) -> int:
+    """How many products of two b x b matrices `inverse_root` takes for a root, that of the scaling included.
+
+    Raises:
+        ValueError: as for `inverse_root`.
+    """
+    count = 0
+
+    def counted(a: Tensor, b: Tensor, **rest: Any) -> Tensor:
+        nonlocal count
+        count += a.shape == b.shape
+        return matmul(a, b, **rest)
+
+    stack = torch.eye(3, dtype=torch.float64).unsqueeze(0)
+    plan = _plan(p, resolve_solver(solver), damping, 0.0, None, "fp32", stack)
+    result = Root(torch.empty_like(stack), stack.new_zeros(1), torch.ones(1, dtype=torch.bool))
+    with torch.no_grad():
+        _solve(stack, plan._replace(product=counted), None, result)
+    return count
+
+
+def _plan(
+    p: int, solver: Solver, damping: float, epsilon: float, scaling: str | None, precision: str, A: Tensor
+) -> _Plan:
+    """How a stack like ``A`` is solved; raises ValueError where it cannot be."""
+    name = scaling or solver.scaling
+    spectrum = Spectrum(low=_lowest(name, damping, A.shape[-1]))
+    solver.check(p, spectrum)
+    check_precision(solver, p, damping, precision, A.dtype)
+    error = solver.error(p, spectrum) + promised_error(precision, A.dtype)
+    bound = tolerance(error, spectrum.low, unit_roundoff(precision, A.dtype), p, A.shape[-1])
+    return _Plan(
+        p=p,
+        solver=solver,
+        damping=damping,
+        epsilon=epsilon,
+        scaling=name,
+        spectrum=spectrum,
+        product=partial(matmul, precision=precision, low=spectrum.low),
+        bound=bound if solver.certified else math.inf,
+    )
 
 
 def _solve(A: Tensor, plan: _Plan, previous: Tensor | None, result: Root) -> None:

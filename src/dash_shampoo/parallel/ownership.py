@@ -1,0 +1,136 @@
+"""Who owns which tile: the longest first, each to the process with the least to do so far."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.layout import cut
+from dash_shampoo.options import structure
+from dash_shampoo.parallel.boxes import is_distributed
+from dash_shampoo.parallel.cost import cost
+from dash_shampoo.parallel.world import World, Worlds
+
+
+class Entry(NamedTuple):
+    """A parameter that Dash moves, with the processes that own its tiles."""
+
+    parameter: Tensor
+    group: dict[str, Any]
+    world: World
+    owners: list[int]  # ranks in the world, tile by tile
+
+
+class Ownership:
+    """Remembers who owns what: a tile stays where it is as long as its parameter is cut alike.
+
+    Args:
+        worlds: which processes hold a parameter.
+    """
+
+    def __init__(self, worlds: Worlds) -> None:
+        self.worlds = worlds
+        self._owners: dict[Tensor, list[int]] = {}
+        self._compared: set[Tensor] = set()
+
+    def entries(self, parameters: Iterable[tuple[Tensor, dict[str, Any]]]) -> list[Entry]:
+        """Parameters, each given with its group, with the owners of their tiles; the same on every process."""
+        found, new = [], []
+        loads: dict[World, list[float]] = {}
+        for parameter, group in parameters:
+            world = self.worlds.of(parameter)
+            tiles = cut(parameter, group)
+            entry = Entry(parameter, group, world, self._owners.get(parameter, []))
+            if world.size == 1:
+                entry = entry._replace(owners=[0] * len(tiles))
+            else:
+                costs = [cost(key, tile, group) for key, tile, _ in tiles]
+                load = loads.setdefault(world, [0.0] * world.size)
+                if len(entry.owners) == len(tiles):
+                    for owner, each in zip(entry.owners, costs, strict=True):
+                        load[owner] += each
+                else:
+                    entry = entry._replace(owners=[])
+                    new.append((entry, costs))
+            found.append(entry)
+        for world, load in loads.items():
+            own = [(entry, costs) for entry, costs in new if entry.world is world]
+            owners = iter(assign([each for _, costs in own for each in costs], load))
+            for entry, costs in own:
+                entry.owners.extend(next(owners) for _ in costs)
+        self._owners = {entry.parameter: entry.owners for entry in found if entry.world.size > 1}
+        return found
+
+    def owned(self, parameter: Tensor, group: Mapping[str, Any]) -> set[str]:
+        """Names of the tiles of a parameter that this process owns, as of the last `entries`."""
+        world = self.worlds.of(parameter)
+        owners = self._owners.get(parameter, [world.rank] * len(cut(parameter, group)))
+        names = (name for _, _, name in cut(parameter, group))
+        return {name for name, owner in zip(names, owners, strict=True) if owner == world.rank}
+
+    def compare(self, entries: list[Entry], names: Mapping[int, str]) -> None:
+        """Makes sure that every process has the same parameters and options, and the same replicas; collective.
+
+        Raises:
+            RuntimeError: they differ; on every process.
+        """
+        for world in {entry.world: None for entry in entries if entry.world.size > 1}:
+            own = [entry for entry in entries if entry.world is world]
+            device = own[0].parameter.device
+            if not world.agree(str(len(own)), device):
+                raise RuntimeError(f"the processes give Dash different numbers of parameters, this one {len(own)}")
+            texts = [self._described(entry) for entry in own]
+            if not world.agree("\n".join(texts), device):
+                differing = [
+                    names[id(entry.parameter)]
+                    for entry, text in zip(own, texts, strict=True)
+                    if not world.agree(text, device)
+                ]
+                raise RuntimeError(
+                    f"{', '.join(differing[:5])}: the processes differ in shape, options or values. Dash takes plain "
+                    "tensors for replicas, as DistributedDataParallel keeps them; use process_group=None if each "
+                    "process trains a model of its own"
+                )
+            self._compared.update(entry.parameter for entry in own)
+
+    def _described(self, entry: Entry) -> str:
+        parameter = entry.parameter
+        placements = getattr(parameter, "placements", None)
+        text = f"{tuple(parameter.shape)} {parameter.dtype} {placements} {structure(entry.group)}"
+        if parameter not in self._compared and not is_distributed(parameter):
+            text += f" {_checksum(parameter)}"
+        return text
+
+
+def assign(costs: Sequence[float], loads: list[float]) -> list[int]:
+    """Owners of tasks: longest processing time first (Graham, 1969), which ends within 4/3 of the best balance.
+
+    The same on every process, since nothing but the arguments decides, and ties go to the first.
+
+    Args:
+        costs: of the tasks.
+        loads: what each process has to do already; what it gets is added.
+
+    Returns:
+        The process of each task.
+    """
+    heap = [(load, rank) for rank, load in enumerate(loads)]
+    heapq.heapify(heap)
+    owners = [0] * len(costs)
+    for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
+        load, rank = heap[0]
+        owners[task] = rank
+        heapq.heapreplace(heap, (load + costs[task], rank))
+    for load, rank in heap:
+        loads[rank] = load
+    return owners
+
+
+def _checksum(parameter: Tensor) -> int:
+    """The sum of a tensor's bits as integers: exact, so the same in any order of summation."""
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.dtype.itemsize]
+    return int(parameter.detach().view(words).sum(dtype=torch.int64))

@@ -1,0 +1,139 @@
+"""Parameters cut over the processes, as by `fully_shard`: one all-to-all of gradients, one of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.blocks import as_matrix
+from dash_shampoo.parallel.boxes import Box, Placement, extent
+from dash_shampoo.parallel.carrier import Carrier, Gradients, Member, Piece, Weights
+from dash_shampoo.parallel.replicated import elements, settle, whole
+from dash_shampoo.parallel.world import World
+
+
+class Share(NamedTuple):
+    """The part of a tile that one process holds."""
+
+    member: Member
+    box: Box
+
+
+class Sharded(Carrier):
+    """Each process sends its part of every gradient to the tiles' owners, and gets its part of the updates back."""
+
+    def __init__(self, world: World, wire: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(world, wire, dtype, device)
+        self._held: dict[int, Box] = {}  # by this process, of the parameter in each place
+        self._start: dict[tuple[int, str], int] = {}  # of this process's tiles in a buffer of whole tiles
+        self._size = 0
+        # For each process: gradients that go to it and come from it, and updates that go to it and come from it.
+        self._asked: list[list[Share]] = [[] for _ in world.ranks]
+        self._offered: list[list[Share]] = [[] for _ in world.ranks]
+        self._answered: list[list[Share]] = [[] for _ in world.ranks]
+        self._awaited: list[list[Share]] = [[] for _ in world.ranks]
+        self._rectangles: Tensor | None = None
+        self._updates: Tensor | None = None
+        self._arriving: tuple[Tensor, Callable[[], None]] | None = None
+
+    def add(self, member: Member, owner: int, placement: Placement) -> None:
+        me = self._world.rank
+        whole_box = extent(member.tile)
+        self._held[member.place] = held = placement.boxes[me]
+        mine = whole_box.meet(held)
+        if mine is not None:
+            self._awaited[owner].append(Share(member, mine))
+            if placement.copies[owner] == placement.copies[me]:
+                self._asked[owner].append(Share(member, mine))
+        if owner != me:
+            return
+        self._start[member.place, member.name] = self._size
+        self._size += elements(member.tile)
+        for other, box in enumerate(placement.boxes):
+            theirs = whole_box.meet(box)
+            if theirs is not None:
+                self._answered[other].append(Share(member, theirs))
+                if placement.copies[other] == placement.copies[me]:
+                    self._offered[other].append(Share(member, theirs))
+
+    def begin(self, gradients: Gradients) -> None:
+        out = torch.zeros(_total(self._asked), dtype=self._dtype, device=self._device)
+        matrices: dict[int, Tensor | None] = {}
+        targets, sources = [], []
+        for target, (member, box) in _cut(out, self._asked):
+            if member.place not in matrices:
+                gradient = gradients[member.place]
+                matrices[member.place] = None if gradient is None else as_matrix(gradient)
+            matrix = matrices[member.place]
+            if matrix is not None:  # or else its place stays zero
+                targets.append(target)
+                sources.append(box.of(matrix, self._held[member.place]))
+        _copy(targets, sources)
+        arrived, wait = self._world.exchange(out, _sizes(self._asked), _sizes(self._offered), "the gradients")
+        wait()
+        self._rectangles = torch.empty(self._size, dtype=self._dtype, device=self._device)
+        self._updates = torch.empty_like(self._rectangles, dtype=self._wire)
+        pairs = [(self._rectangle(self._rectangles, share), came) for came, share in _cut(arrived, self._offered)]
+        _copy([target for target, _ in pairs], [source for _, source in pairs])
+
+    def has_gradient(self, member: Member) -> bool:
+        return True  # parts that are missing are zero, and `deliver` hears of gradients that are missing altogether
+
+    def gradient(self, member: Member) -> Tensor:
+        assert self._rectangles is not None
+        return whole(member.tile, self._rectangles, self._start[member.place, member.name])
+
+    def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
+        assert self._updates is not None
+        update.masked_fill_(live == 0, 0)
+        sinks = [whole(member.tile, self._updates, self._start[member.place, member.name]) for member, _ in members]
+        _copy(sinks, [blocks for _, blocks in members])
+
+    def send(self) -> None:
+        assert self._updates is not None
+        out = torch.empty(_total(self._answered), dtype=self._wire, device=self._device)
+        pairs = [(target, self._rectangle(self._updates, share)) for target, share in _cut(out, self._answered)]
+        _copy([target for target, _ in pairs], [source for _, source in pairs])
+        self._rectangles = self._updates = None
+        self._arriving = self._world.exchange(out, _sizes(self._answered), _sizes(self._awaited), "the updates")
+
+    def end(self, taken: Tensor) -> None:
+        assert self._arriving is not None
+        arrived, wait = self._arriving
+        wait()
+        self._arriving = None
+        with Weights(share.member.parameter for shares in self._awaited for share in shares) as weights:
+            pieces = []
+            for update, (member, box) in _cut(arrived.to(self._dtype), self._awaited):
+                weight = box.of(weights.of(member.parameter), self._held[member.place])
+                pieces.append(Piece(member.place, member.group, update, weight))
+            settle(pieces, taken)
+
+    def _rectangle(self, buffer: Tensor, share: Share) -> Tensor:
+        """Where a share of one of this process's tiles lies in a buffer of whole tiles."""
+        start = self._start[share.member.place, share.member.name]
+        box = extent(share.member.tile)
+        return share.box.of(buffer[start : start + box.size].view(box.shape), box)
+
+
+def _sizes(shares: list[list[Share]]) -> list[int]:
+    return [sum(share.box.size for share in own) for own in shares]
+
+
+def _total(shares: list[list[Share]]) -> int:
+    return sum(_sizes(shares))
+
+
+def _cut(buffer: Tensor, shares: list[list[Share]]) -> list[tuple[Tensor, Share]]:
+    """A flat buffer cut into the shares of each process in turn."""
+    flat = [share for own in shares for share in own]
+    pieces = buffer.split([share.box.size for share in flat])
+    return [(piece.view(share.box.shape), share) for piece, share in zip(pieces, flat, strict=True)]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
