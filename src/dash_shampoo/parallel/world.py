@@ -12,6 +12,9 @@ from torch import Tensor
 
 from dash_shampoo.parallel.boxes import is_distributed
 
+# Its older name is deprecated from torch 2.13 on.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
 Group = Any  # dist.ProcessGroup, which exists only where torch is built with distribution
 
 
@@ -42,7 +45,7 @@ class World:
         """The ``values`` (n,) of every process, (size, n), once the function that comes with them has returned."""
         out = values.new_empty(self.size * len(values))
         work = self._call(
-            "the updates", lambda: dist.all_gather_into_tensor(out, values, group=self._group, async_op=True)
+            "the updates", lambda: _all_gather(out, values, group=self._group, async_op=True)
         )
         return out.view(self.size, -1), lambda: self._call("the updates", work.wait)
 
