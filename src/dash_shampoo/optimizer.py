@@ -12,7 +12,17 @@ from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import gather, match, release, restore
-from dash_shampoo.options import check_parameters, names, normalise, refuse_duplicates, refuse_misspelt, structure, wire
+from dash_shampoo.options import (
+    check_parameters,
+    has_matrices,
+    names,
+    normalise,
+    refuse_duplicates,
+    refuse_flattened,
+    refuse_misspelt,
+    structure,
+    wire,
+)
 from dash_shampoo.parallel.ownership import Ownership
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.stacks import Bank, Survey, arrange
@@ -108,6 +118,7 @@ class Dash(Optimizer):
         self._process_group = process_group
         self._wire = wire(wire_dtype)
         self._ownership = Ownership(Worlds(process_group))
+        self._had_matrices: list[bool] = []
         self._banks: list[Bank] = []
         self._arrangement: tuple[Any, ...] | None = None
         self._warned = False
@@ -145,6 +156,7 @@ class Dash(Optimizer):
         except TypeError:
             self.param_groups.pop()
             raise
+        self._had_matrices.append(has_matrices(self.param_groups[-1]))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -154,6 +166,7 @@ class Dash(Optimizer):
         release(self.state)
         if "_ownership" not in self.__dict__:  # unpickled, or copied
             self._ownership = Ownership(Worlds(self._process_group))
+            self._had_matrices = [has_matrices(group) for group in self.param_groups]
         self._banks, self._arrangement, self._warned = [], None, False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,6 +303,7 @@ class Dash(Optimizer):
         for group in self.param_groups:
             normalise(group)
         check_parameters(self.param_groups)
+        refuse_flattened(self.param_groups, self._had_matrices)
         called = names(self.param_groups)
         entries = self._ownership.entries(parameters)
         self._ownership.compare(entries, called)

@@ -126,6 +126,26 @@ def refuse_duplicates(params: list[Any]) -> None:
         seen.add(id(parameter))
 
 
+def has_matrices(group: Mapping[str, Any]) -> bool:
+    """Whether a group has parameters of two or more dimensions."""
+    return any(parameter.ndim > 1 for parameter in group["params"])
+
+
+def refuse_flattened(groups: list[dict[str, Any]], had_matrices: list[bool]) -> None:
+    """Raises TypeError for a group that had matrices when it was given, and now has vectors alone.
+
+    DeepSpeed's ZeRO puts one flat vector, without any mark, in the place of a group's parameters.
+    """
+    if len(groups) != len(had_matrices):
+        return
+    for i, (group, had) in enumerate(zip(groups, had_matrices, strict=True)):
+        if had and group["params"] and not has_matrices(group):
+            raise TypeError(
+                f"group {i} had matrices and now has vectors alone, as if DeepSpeed had flattened them: Dash needs "
+                "their shapes; use fully_shard (FSDP2) or DistributedDataParallel"
+            )
+
+
 def _problem(parameter: Tensor) -> str | None:
     if parameter.is_complex():
         return "is complex; Dash moves real parameters only: optimise torch.view_as_real of it"

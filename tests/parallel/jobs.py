@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_shampoo import Dash, param_groups
+from dash_shampoo.blocks import as_matrix
+from dash_shampoo.parallel import world
+from dash_shampoo.parallel.boxes import local, placement
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "block_size": 8, "update_every": 2, "weight_decay": 0.1, "damping": 1e-3}
 
@@ -66,7 +74,9 @@ def give(model: nn.Module, step: int, missing: Callable[[int, int], bool] = lamb
         if missing(step, i):
             parameter.grad = None
         elif isinstance(parameter, DTensor):
-            parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.grad = distribute_tensor(
+                gradient, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
         else:
             parameter.grad = gradient
 
@@ -76,7 +86,9 @@ def prepare(model: nn.Module, strategy: str) -> nn.Module:
     if strategy == "fsdp":
         return fully_shard(model)
     if strategy == "hsdp":
-        return fully_shard(model, mesh=init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copy", "shard")))
+        return fully_shard(
+            model, mesh=init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copy", "shard"))
+        )
     if strategy == "mixed":
         for module in (model.wide, model.convolution):
             fully_shard(module)
@@ -109,3 +121,205 @@ def train_ddp(count: int) -> list[Tensor]:
         (model(tokens) - targets).square().mean().backward()
         optimizer.step()
     return [whole(parameter) for parameter in model.parameters()]
+
+
+def train_fsdp(count: int) -> list[Tensor]:
+    """The parameters after training with fully_shard on shards of the batches."""
+    model = make_model()
+    for module in (model.wide, model.convolution, model):
+        fully_shard(module)
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    for step in range(count):
+        tokens, targets = (part.chunk(dist.get_world_size())[dist.get_rank()] for part in batch(step))
+        optimizer.zero_grad()
+        (model(tokens) - targets).square().mean().backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def train_alone(count: int) -> list[Tensor]:
+    """The parameters after training on the whole batches."""
+    model = make_model()
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    for step in range(count):
+        tokens, targets = batch(step)
+        optimizer.zero_grad()
+        (model(tokens) - targets).square().mean().backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def never_first_two(step: int, index: int) -> bool:
+    """Missing everywhere: one matrix at the first two steps, another at every third."""
+    return (index == 1 and step < 2) or (index == 2 and step % 3 == 1)
+
+
+def on_some_ranks(step: int, index: int) -> bool:
+    """Missing on the last process at the second step."""
+    return step == 1 and index in (1, 3) and dist.get_rank() == dist.get_world_size() - 1
+
+
+def partly_missing(strategy: str) -> dict[str, Any]:
+    """Steps with gradients that the last process lacks: what moved, and what the optimizer says of it."""
+    model = prepare(make_model(), strategy)
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    moved = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for step in range(3):
+            before = [whole(parameter) for parameter in model.parameters()]
+            give(model, step, on_some_ranks)
+            optimizer.step()
+            after = [whole(parameter) for parameter in model.parameters()]
+            moved.append([not torch.equal(a, b) for a, b in zip(before, after, strict=True)])
+    return {
+        "moved": moved,
+        "parameters": [whole(parameter) for parameter in model.parameters()],
+        "skipped": optimizer.diagnostics()["skipped"],
+        "ages": [optimizer.state_dict()["state"][i]["age"] for i in range(len(moved[0]))],
+    }
+
+
+def not_finite(strategy: str, on_nonfinite: str) -> dict[str, Any]:
+    """A step with a NaN in one process's part of one gradient."""
+    model = prepare(make_model(), strategy)
+    optimizer = Dash(model.parameters(), **OPTIONS, on_nonfinite=on_nonfinite)
+    give(model, 0)
+    optimizer.step()
+    before = [whole(parameter) for parameter in model.parameters()]
+    give(model, 1)
+    if dist.get_rank() == 1:
+        local(list(model.parameters())[2].grad).fill_(torch.nan)
+    error = ""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            optimizer.step()
+        except FloatingPointError as caught:
+            error = str(caught)
+    after = [whole(parameter) for parameter in model.parameters()]
+    give(model, 2)
+    optimizer.step()
+    return {
+        "error": error,
+        "warned": [str(each.message) for each in warned],
+        "moved": [not torch.equal(a, b) for a, b in zip(before, after, strict=True)],
+        "finite": all(bool(whole(parameter).isfinite().all()) for parameter in model.parameters()),
+        "skipped": optimizer.diagnostics()["skipped"],
+    }
+
+
+def collectives(strategy: str) -> list[str]:
+    """The collectives of a step, after one that has set everything up."""
+    model = prepare(make_model(), strategy)
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    seen: list[str] = []
+    for step in range(2):
+        give(model, step)
+        seen.clear()
+        with ExitStack() as stack:
+            for name in ("all_reduce", "_all_gather", "all_to_all_single"):
+                owner = world if name.startswith("_") else dist
+                stack.enter_context(mock.patch.object(owner, name, _recorded(seen, getattr(owner, name), name)))
+            optimizer.step()
+    return seen
+
+
+def _recorded(seen: list[str], call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        seen.append(name)
+        return call(*arguments, **options)
+
+    return recorded
+
+
+def state_size(strategy: str) -> int:
+    """Bytes of this process's state, but for the numbers that every process has."""
+    model = prepare(make_model(), strategy)
+    optimizer = Dash(model.parameters(), **OPTIONS, momentum=0.9)
+    give(model, 0)
+    optimizer.step()
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
+        for key, value in state.items()
+        if isinstance(value, Tensor) and "." in key
+    )
+
+
+def different_models(process_group: Any) -> str:
+    """What Dash says when each process trains a model of its own."""
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(5, 4)
+    options = {} if process_group == "auto" else {"process_group": process_group}
+    optimizer = Dash(model.named_parameters(), **options)
+    give(model, dist.get_rank())
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "stepped"
+
+
+def boxes_of(shape: tuple[int, ...], sizes: tuple[int, ...], cuts: list[str]) -> bool:
+    """Whether `placement` finds what this process holds of a tensor that is cut in this way."""
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple("abc"[: len(sizes)]))
+    kinds = {"r": Replicate(), "0": Shard(0), "1": Shard(1)}
+    full = torch.arange(prod(shape), dtype=torch.float32).view(shape)
+    tensor = distribute_tensor(full, mesh, [kinds[cut] for cut in cuts], src_data_rank=None)
+    held = placement(tensor, range(dist.get_world_size()))
+    (top, bottom), (left, right) = held.boxes[dist.get_rank()]
+    return torch.equal(as_matrix(local(tensor)), as_matrix(full)[top:bottom, left:right])
+
+
+def two_dimensional(count: int) -> list[Tensor]:
+    """Tensor parallelism on one mesh dimension and fully_shard on the other, with real gradients."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "tensor"))
+    model = make_perceptron()
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    return _train_perceptron(model, count, mesh["data"].get_local_rank(), 2)
+
+
+def one_dimensional(count: int) -> list[Tensor]:
+    """The same training on one process."""
+    return _train_perceptron(make_perceptron(), count, 0, 1)
+
+
+def make_perceptron() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 22), nn.Tanh(), nn.Linear(22, 5)).double()
+
+
+def _train_perceptron(model: nn.Module, count: int, rank: int, size: int) -> list[Tensor]:
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    for step in range(count):
+        generator = torch.Generator().manual_seed(step)
+        x, y = (torch.randn(24, n, generator=generator, dtype=torch.float64).chunk(size)[rank] for n in (6, 5))
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in model.parameters()]
+
+
+def refusal(kind: str) -> str:
+    """What Dash says of parameters whose shape is hidden or that are cut in a way it cannot follow."""
+    model = nn.Linear(6, 8)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if kind == "fsdp1":
+        parameters = FullyShardedDataParallel(model, device_id=torch.device("cpu")).parameters()
+    elif kind == "fsdp1 original":
+        sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        parameters = sharded.parameters()
+    elif kind == "third dimension":
+        cut = distribute_tensor(torch.randn(2, 3, 4), mesh, [Shard(2)], src_data_rank=None)
+        parameters = iter([nn.Parameter(cut)])
+    elif kind == "partial":
+        parameters = iter([nn.Parameter(DTensor.from_local(torch.randn(2, 3), mesh, [Partial()]))])
+    else:
+        raise AssertionError(kind)
+    try:
+        Dash(parameters)
+    except TypeError as error:
+        return str(error)
+    return "taken"

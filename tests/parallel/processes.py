@@ -24,7 +24,9 @@ class Processes:
 
     def __init__(self, count: int = MOST) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "dash_shampoo"])
+        context.set_forkserver_preload(
+            ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "dash_shampoo"]
+        )
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(count):

@@ -37,3 +37,56 @@ def assert_equal(many: list[list[Tensor]], one: list[Tensor], **tolerance: Any) 
 def test_many_processes_equal_one(processes: Processes, strategy: str, size: int, dtype: torch.dtype) -> None:
     many = processes.run(jobs.steps, size, strategy, STEPS, {}, dtype)
     assert_equal(many, jobs.steps("alone", STEPS, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0.9, "nesterov": True},
+        {"lr": torch.tensor(0.05), "grafting": "rmsprop"},
+        {"solver": "eigh", "root": None, "vectors": "shampoo"},
+        {"state_dtype": "bf16"},
+        {"start_step": 3, "maximize": True, "bias_correction": False},
+        {"max_workspace": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_every_option_means_the_same(processes: Processes, strategy: str, options: dict[str, Any]) -> None:
+    many = processes.run(jobs.steps, 3, strategy, STEPS, options)
+    assert_equal(many, jobs.steps("alone", STEPS, options), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_low_precision_parameters(processes: Processes, strategy: str, dtype: torch.dtype) -> None:
+    many = processes.run(jobs.steps, 2, strategy, STEPS, {}, dtype)
+    assert_equal(many, jobs.steps("alone", STEPS, dtype=dtype), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp", "mixed"])
+def test_updates_in_bfloat16_are_rounded_and_no_more(processes: Processes, strategy: str) -> None:
+    many = processes.run(jobs.steps, 2, strategy, 1, {"wire_dtype": "bf16"})
+    one, start = jobs.steps("alone", 1), jobs.steps("alone", 0)
+    for own in many:
+        for left, right, before in zip(own, one, start, strict=True):
+            torch.testing.assert_close(left - before, right - before, rtol=2**-8, atol=1e-6)
+    assert any(not torch.equal(left, right) for left, right in zip(many[0], one, strict=True))
+    assert all(torch.equal(left, right) for left, right in zip(*many, strict=True))  # replicas stay replicas
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("replicated", 2), ("fsdp", 3), ("hsdp", 4), ("mixed", 4)])
+def test_parameters_without_gradients_wait_as_on_one_process(processes: Processes, strategy: str, size: int) -> None:
+    many = processes.run(jobs.steps, size, strategy, 7, {"update_every": 3}, torch.float64, jobs.never_first_two)
+    one = jobs.steps("alone", 7, {"update_every": 3}, torch.float64, jobs.never_first_two)
+    assert_equal(many, one)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_training_with_ddp_equals_training_on_the_whole_batch(processes: Processes, size: int) -> None:
+    assert_equal(processes.run(jobs.train_ddp, size, 8), jobs.train_alone(8), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_training_with_fsdp_equals_training_on_the_whole_batch(processes: Processes, size: int) -> None:
+    assert_equal(processes.run(jobs.train_fsdp, size, 8), jobs.train_alone(8), rtol=1e-3, atol=1e-4)

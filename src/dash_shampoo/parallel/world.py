@@ -44,9 +44,7 @@ class World:
     def gather(self, values: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """The ``values`` (n,) of every process, (size, n), once the function that comes with them has returned."""
         out = values.new_empty(self.size * len(values))
-        work = self._call(
-            "the updates", lambda: _all_gather(out, values, group=self._group, async_op=True)
-        )
+        work = self._call("the updates", lambda: _all_gather(out, values, group=self._group, async_op=True))
         return out.view(self.size, -1), lambda: self._call("the updates", work.wait)
 
     def exchange(
