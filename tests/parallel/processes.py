@@ -6,7 +6,7 @@ import multiprocessing as mp
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,16 +36,23 @@ class Processes:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, job: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-        """What ``job(*arguments)`` returns in each of ``size`` processes of a new group.
+    def run(
+        self,
+        job: Callable[..., Any],
+        size: int,
+        *arguments: Any,
+        timeout: timedelta = TIMEOUT,
+        lost: Sequence[int] = (),
+    ) -> list[Any]:
+        """What ``job(*arguments)`` returns in each of ``size`` processes of a new group but those that will be ``lost``.
 
         Raises:
             AssertionError: it raised in one of them; with that process's traceback.
         """
         with tempfile.TemporaryDirectory() as folder:
             for rank in range(size):
-                self._pipes[rank].send((job, rank, size, str(Path(folder) / "store"), arguments))
-            answers = [self._pipes[rank].recv() for rank in range(size)]
+                self._pipes[rank].send((job, rank, size, str(Path(folder) / "store"), timeout, arguments))
+            answers = [self._pipes[rank].recv() for rank in range(size) if rank not in lost]
         failures = [f"process {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
         assert not failures, "\n".join(failures)
         return [value for _, value in answers]
@@ -59,13 +66,13 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            job, rank, size, store, arguments = pipe.recv()
+            job, rank, size, store, timeout, arguments = pipe.recv()
         except EOFError:
             return
         torch.manual_seed(0)
         try:
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-            dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size, timeout=TIMEOUT)
+            dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size, timeout=timeout)
             answer = True, job(*arguments)
         except Exception:
             answer = False, traceback.format_exc()

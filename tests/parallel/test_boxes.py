@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_uneven_cuts_are_those_of_chunk(rows: int, processes: int) -> None:
     found = [box.rows for box in placement(parameter, range(processes)).boxes]
     chunks = [len(chunk) for chunk in torch.arange(rows).chunk(processes)] if rows else []
     assert [stop - start for start, stop in found] == chunks + [0] * (processes - len(chunks))
-    assert all(before[1] == after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(found))
 
 
 def test_72_rows_on_16_processes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.parallel import jobs
 from tests.parallel.processes import Processes
