@@ -23,7 +23,7 @@ from dash_shampoo.options import (
     structure,
     wire,
 )
-from dash_shampoo.parallel.ownership import Ownership
+from dash_shampoo.parallel.ownership import Entry, Ownership
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.stacks import Bank, Survey, arrange
 
@@ -307,6 +307,7 @@ class Dash(Optimizer):
         called = names(self.param_groups)
         entries = self._ownership.entries(parameters)
         self._ownership.compare(entries, called)
+        self._warn_of_stale_parameters(entries)
         banks = arrange(entries, self._wire)
         state: dict[Tensor, dict[str, Any]] = {}
         for bank in banks:
@@ -319,6 +320,16 @@ class Dash(Optimizer):
         self.state.clear()
         self.state.update(state)
         self._banks, self._arrangement = banks, self._signature(parameters)
+
+    def _warn_of_stale_parameters(self, entries: list[Entry]) -> None:
+        shared = [entry.parameter for entry in entries if entry.world.size > 1]
+        if self._arrangement is None and shared and all(parameter.grad is None for parameter in shared):
+            warnings.warn(
+                "no parameter has a gradient on this process: if fully_shard has replaced the parameters since Dash "
+                "was made, make Dash after it",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
         """The parameters that have state or will have, each with its group; the same on every process."""

@@ -22,6 +22,7 @@ from dash_shampoo import Dash, param_groups
 from dash_shampoo.blocks import as_matrix
 from dash_shampoo.parallel import world
 from dash_shampoo.parallel.boxes import local, placement
+from dash_shampoo.parallel.world import World
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "block_size": 8, "update_every": 2, "weight_decay": 0.1, "damping": 1e-3}
 
@@ -245,6 +246,29 @@ def state_size(strategy: str) -> int:
         for key, value in state.items()
         if isinstance(value, Tensor) and "." in key
     )
+
+
+def made_too_early() -> list[str]:
+    """What Dash warns of when fully_shard replaces the parameters it was given."""
+    model = make_model()
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    fully_shard(model)
+    give(model, 0)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        optimizer.step()
+        optimizer.step()
+    return [str(each.message) for each in warned]
+
+
+def bytes_of_gradients(dtype: torch.dtype) -> int:
+    """Bytes that this process gives to the exchange of gradients."""
+    model = prepare(make_model(dtype), "fsdp")
+    optimizer = Dash(model.parameters(), **OPTIONS)
+    give(model, 0)
+    with mock.patch.object(World, "exchange", autospec=True, side_effect=World.exchange) as exchange:
+        optimizer.step()
+    return sum(call.args[1].nbytes for call in exchange.call_args_list if call.args[-1] == "the gradients")
 
 
 def different_models(process_group: Any) -> str:

@@ -44,7 +44,7 @@ class Processes:
         timeout: timedelta = TIMEOUT,
         lost: Sequence[int] = (),
     ) -> list[Any]:
-        """What ``job(*arguments)`` returns in each of ``size`` processes of a new group but those that will be ``lost``.
+        """What ``job(*arguments)`` returns in each of ``size`` processes of a new group, but those ``lost``.
 
         Raises:
             AssertionError: it raised in one of them; with that process's traceback.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.parallel import jobs
-from tests.parallel.processes import Processes
+from tests.parallel.processes import MOST, Processes
 
 STEPS = 5
 # The kernels round a batch of one block otherwise than a batch of many, and inverse roots amplify that.
@@ -24,6 +24,7 @@ WORLDS = [
     ("hsdp", 4),
     ("mixed", 4),
 ]
+WORLDS += [(strategy, MOST) for strategy in ("replicated", "fsdp", "hsdp", "mixed") if MOST > 4]
 
 
 def assert_equal(many: list[list[Tensor]], one: list[Tensor], **tolerance: Any) -> None:

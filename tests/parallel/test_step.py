@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.parallel import jobs
 from tests.parallel.processes import Processes
@@ -65,3 +66,15 @@ def test_models_that_differ_between_processes_are_refused_by_name_on_each(proces
         assert "weight, bias" in message
         assert "process_group=None" in message
     assert processes.run(jobs.different_models, 2, None) == ["stepped"] * 2
+
+
+def test_an_optimizer_made_before_fully_shard_is_told_so(processes: Processes) -> None:
+    for warned in processes.run(jobs.made_too_early, 2):
+        assert len(warned) == 1
+        assert "make Dash after it" in warned[0]
+
+
+def test_gradients_travel_in_the_dtype_of_their_parameters(processes: Processes) -> None:
+    full, half = (sum(processes.run(jobs.bytes_of_gradients, 3, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert full == 2 * half
+    assert full == 4 * sum(parameter.numel() for parameter in jobs.make_model().parameters())

@@ -7,6 +7,7 @@ one dimension, tensor parallelism another; both at once leave each process a box
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -71,10 +72,6 @@ class Placement(NamedTuple):
         """How often the parameter is there."""
         return len(set(self.copies))
 
-    def holders(self, rank: int) -> list[int]:
-        """The processes from which one of them gets the parameter: those of its own copy."""
-        return [other for other, copy in enumerate(self.copies) if copy == self.copies[rank]]
-
 
 def is_distributed(parameter: Tensor) -> bool:
     """Whether a parameter is a DTensor."""
@@ -108,24 +105,36 @@ def placement(parameter: Any, ranks: Sequence[int]) -> Placement:
     if not is_distributed(parameter):
         return Placement([Box((0, rows), (0, columns))] * len(ranks), list(range(len(ranks))))
     mesh = parameter.device_mesh.mesh
-    sizes = tuple(mesh.shape)
-    index = {rank: i for i, rank in enumerate(mesh.flatten().tolist())}
     kinds = list(enumerate(parameter.placements))
     # A strided shard is what fully_shard makes of a dimension that tensor parallelism has cut before.
     order = [pair for pair in kinds if not _strided(pair[1])] + [pair for pair in kinds if _strided(pair[1])]
+    cuts = tuple((i, kind.dim if kind.is_shard() or _strided(kind) else None) for i, kind in order)
+    return _cut(tuple(parameter.shape), cuts, tuple(mesh.shape), tuple(mesh.flatten().tolist()), tuple(ranks))
+
+
+@lru_cache(maxsize=256)  # a model has few shapes, and thousands of processes make this slow
+def _cut(
+    shape: tuple[int, ...],
+    cuts: tuple[tuple[int, int | None], ...],
+    sizes: tuple[int, ...],
+    mesh: tuple[int, ...],
+    ranks: tuple[int, ...],
+) -> Placement:
+    """The placement of a tensor of which each (mesh dimension, tensor dimension) in turn cuts what is left."""
+    index = {rank: i for i, rank in enumerate(mesh)}
+    rest = prod(shape[2:])
     boxes, copies = [], []
     for rank in ranks:
         place = _coordinates(index[rank], sizes)
-        spans = [(0, length) for length in parameter.shape] or [(0, 1)]
+        spans = [(0, length) for length in shape[:2]] or [(0, 1)]
         copy = 0
-        for dimension, kind in order:
-            if kind.is_shard() or _strided(kind):
-                spans[kind.dim] = _chunk(spans[kind.dim], sizes[dimension], place[dimension])
-            else:
+        for dimension, cut in cuts:
+            if cut is None:
                 copy = copy * sizes[dimension] + place[dimension]
-        rest = prod(parameter.shape[2:])
-        across = (spans[1][0] * rest, spans[1][1] * rest) if len(spans) > 1 else (0, 1)
-        boxes.append(Box(spans[0], across))
+            else:
+                spans[cut] = _chunk(spans[cut], sizes[dimension], place[dimension])
+        columns = (spans[1][0] * rest, spans[1][1] * rest) if len(spans) > 1 else (0, 1)
+        boxes.append(Box(spans[0], columns))
         copies.append(copy)
     return Placement(boxes, copies)
 

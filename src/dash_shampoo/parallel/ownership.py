@@ -95,7 +95,8 @@ class Ownership:
                     "tensors for replicas, as DistributedDataParallel keeps them; use process_group=None if each "
                     "process trains a model of its own"
                 )
-            self._compared.update(entry.parameter for entry in own)
+
+        self._compared = {entry.parameter for entry in entries}
 
     def _described(self, entry: Entry) -> str:
         parameter = entry.parameter

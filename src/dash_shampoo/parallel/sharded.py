@@ -27,6 +27,7 @@ class Sharded(Carrier):
 
     def __init__(self, world: World, wire: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(world, wire, dtype, device)
+        self._narrowest: torch.dtype | None = None  # that holds every gradient as it is
         self._held: dict[int, Box] = {}  # by this process, of the parameter in each place
         self._start: dict[tuple[int, str], int] = {}  # of this process's tiles in a buffer of whole tiles
         self._size = 0
@@ -41,6 +42,8 @@ class Sharded(Carrier):
 
     def add(self, member: Member, owner: int, placement: Placement) -> None:
         me = self._world.rank
+        dtype = member.parameter.dtype
+        self._narrowest = dtype if self._narrowest is None else torch.promote_types(self._narrowest, dtype)
         whole_box = extent(member.tile)
         self._held[member.place] = held = placement.boxes[me]
         mine = whole_box.meet(held)
@@ -60,7 +63,7 @@ class Sharded(Carrier):
                     self._offered[other].append(Share(member, theirs))
 
     def begin(self, gradients: Gradients) -> None:
-        out = torch.zeros(_total(self._asked), dtype=self._dtype, device=self._device)
+        out = torch.zeros(_total(self._asked), dtype=self._narrowest, device=self._device)
         matrices: dict[int, Tensor | None] = {}
         targets, sources = [], []
         for target, (member, box) in _cut(out, self._asked):

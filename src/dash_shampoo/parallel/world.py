@@ -87,10 +87,11 @@ class World:
         try:
             return call()
         except RuntimeError as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(
                 f"process {self.rank} of {self.size} could not exchange {what}: another process has stopped, is "
                 "stuck, or makes other calls than this one. Look for the first error of the other processes, and "
-                "start again from the last checkpoint"
+                f"start again from the last checkpoint ({reason})"
             ) from error
 
 
@@ -107,14 +108,14 @@ class Worlds:
 
     def __init__(self, process_group: Group | Literal["auto"] | None) -> None:
         self._process_group = process_group
-        self._found: dict[tuple[int, ...] | None, World] = {}
+        self._found: dict[Any, World] = {}  # by mesh; under None that of plain tensors
 
     def of(self, parameter: Any) -> World:
         """The processes that hold ``parameter``."""
-        ranks = tuple(sorted(parameter.device_mesh.mesh.flatten().tolist())) if is_distributed(parameter) else None
-        if ranks not in self._found:
-            self._found[ranks] = self._plain() if ranks is None else self._of_mesh(ranks)
-        return self._found[ranks]
+        mesh = parameter.device_mesh if is_distributed(parameter) else None
+        if mesh not in self._found:
+            self._found[mesh] = self._plain() if mesh is None else self._of_mesh(mesh)
+        return self._found[mesh]
 
     def _plain(self) -> World:
         group = self._process_group
@@ -124,7 +125,8 @@ class Worlds:
             return ALONE
         return self._known(tuple(dist.get_process_group_ranks(group))) or World(group)
 
-    def _of_mesh(self, ranks: tuple[int, ...]) -> World:
+    def _of_mesh(self, mesh: Any) -> World:
+        ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
         if len(ranks) == 1:
             return ALONE
         if ranks == tuple(range(dist.get_world_size())):
