@@ -40,6 +40,7 @@ def build() -> typer.Typer:
 
     import dash_shampoo
     from dash_shampoo.bench.command import app as bench
+    from dash_shampoo.plan.command import command as plan
     from dash_shampoo.train.command import command as train
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -57,6 +58,7 @@ def build() -> typer.Typer:
 
     app.command("train")(train)
     app.add_typer(bench, name="bench")
+    app.command("plan")(plan)
     return app
 
 

@@ -45,6 +45,12 @@ SIZES = {
         layers=16, width=2048, heads=32, hidden=8192, context=2048, vocabulary=128256, kv_heads=8, tied=True
     ),
     "llama-7b": LlamaConfig(layers=32, width=4096, heads=32, hidden=11008, context=2048, vocabulary=32000),
+    "llama-70b": LlamaConfig(
+        layers=80, width=8192, heads=64, hidden=28672, context=8192, vocabulary=128256, kv_heads=8
+    ),
+    "llama-405b": LlamaConfig(
+        layers=126, width=16384, heads=128, hidden=53248, context=8192, vocabulary=128256, kv_heads=8
+    ),
 }
 
 

@@ -1,0 +1,1 @@
+"""What Dash will take on given machines, before anything is allocated."""

@@ -1,0 +1,3 @@
+from tests.parallel.conftest import processes
+
+__all__ = ["processes"]
