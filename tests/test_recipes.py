@@ -20,14 +20,22 @@ NEEDS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
-def test_example_runs_and_its_loss_falls(name: str, tmp_path: Path) -> None:
+PARALLEL = ("several_processes",)
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+CASES = [
+    *((path.stem, ()) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in PARALLEL),
+    *((name, (strategy,)) for name in PARALLEL for strategy in ("ddp", "fsdp")),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_example_runs_and_its_loss_falls(name: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     package = NEEDS.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'dash-shampoo[examples]'")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"],
+        [sys.executable, *(LAUNCHER if name in PARALLEL else []), EXAMPLES / f"{name}.py", *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
