@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from dash_shampoo.cli import main
+from dash_shampoo.plan.devices import DEVICES
+from dash_shampoo.plan.report import in_bytes, in_flops, in_milliseconds
 
 Call = Callable[[str], subprocess.CompletedProcess[str]]
 
@@ -75,17 +77,38 @@ def test_json_has_every_rank(call: Call, tmp_path: Path) -> None:
 
 def test_a_budget_says_what_fits(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    done = call(f"--model llama-18m --world-size 4 --update-every 5 --memory-budget 0.1 --json {file}")
+    done = call(f"--model llama-18m --world-size 4 --update-every 5 --memory-budget 0.3 --json {file}")
     assert done.returncode == 0, done.stderr
     budget = json.loads(file.read_text())["budget"]
     assert {choice["block_size"] for choice in budget["choices"]} == {256, 512, 1024, 2048, 4096}
     assert {choice["update_every"] for choice in budget["choices"]} == {1, 5, 10, 100}
-    assert all(choice["fits"] == (choice["memory"] <= 1e8) for choice in budget["choices"])
+    assert all(choice["fits"] == (choice["memory"] <= 3e8) for choice in budget["choices"])
     assert {choice["fits"] for choice in budget["choices"]} == {True, False}
-    assert "(in brackets: more than 100 MB)" in done.stdout
-    assert done.stdout.count("(1") >= sum(not choice["fits"] for choice in budget["choices"]) > 0
+    assert "what fits 300 MB" in done.stdout
+    assert done.stdout.count("B fits") == sum(choice["fits"] for choice in budget["choices"])
     done = call("--model llama-18m --world-size 4 --memory-budget 0.001")
     assert "nothing fits: the least is" in done.stdout
+
+
+def test_numbers_have_three_digits_and_a_unit() -> None:
+    assert [in_bytes(each) for each in (0, 12, 999.4, 999.6, 1e9, 2.5e16)] == [
+        "0 B",
+        "12 B",
+        "999 B",
+        "1 kB",
+        "1 GB",
+        "25 PB",
+    ]
+    assert [in_milliseconds(each) for each in (2.5e-4, 0.9996, 12.34)] == ["0.25 ms", "1 s", "12.3 s"]
+    assert in_flops(7) == "7"
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_are_faster_in_narrower_formats_and_within_a_node(name: str) -> None:
+    device = DEVICES[name]
+    assert 0 < device.fp32 == device.product("fp32") <= device.product("tf32") <= device.product("fp16")
+    assert device.product("mixed") == device.fp16 / 3
+    assert device.wire(device.per_node) == device.link >= device.network == device.wire(device.per_node + 1)
 
 
 @pytest.mark.parametrize(

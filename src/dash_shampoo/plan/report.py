@@ -21,7 +21,7 @@ def scaled(value: float, units: Sequence[str]) -> str:
     place = 0
     while value >= 999.5 and place < len(units) - 1:
         value, place = value / 1000, place + 1
-    return f"{value:.3g} {units[place]}"
+    return f"{value:.3g} {units[place]}".rstrip()
 
 
 def in_bytes(value: float) -> str:
@@ -36,7 +36,7 @@ def in_flops(value: float) -> str:
 
 def in_milliseconds(value: float) -> str:
     """Seconds as milliseconds, or as they are from one on."""
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def counted(value: float) -> str:
@@ -128,18 +128,21 @@ def _cells(values: Real, words: Callable[[float], str], add_up: bool) -> list[st
 def show_choices(choices: Iterable[Choice], budget: float, console: Console) -> None:
     """Prints memory and time for choices of options, and which fit a budget in bytes."""
     found = list(choices)
-    table = Table("block", "state", box=SIMPLE_HEAD, pad_edge=False)
-    for each in sorted({choice.update_every for choice in found}):
-        table.add_column("roots every step" if each == 1 else f"every {each}", justify="right")
-    rows: dict[tuple[int, str], list[str]] = {}
+    dtypes = list(dict.fromkeys(choice.state_dtype for choice in found))
+    table = Table("block size", "roots every", "step, averaged", box=SIMPLE_HEAD, pad_edge=False)
+    for dtype in dtypes:
+        table.add_column(f"{dtype} state")
+    for column in table.columns:
+        column.justify = "right"
+    rows: dict[tuple[int, int], list[Choice]] = {}
     for choice in found:
-        cell = f"{in_bytes(choice.memory)}, {in_milliseconds(choice.seconds)}"
-        fits = choice.memory <= budget
-        rows.setdefault((choice.block_size, choice.state_dtype), []).append(cell if fits else f"({cell})")
-    for (block_size, state_dtype), cells in rows.items():
-        table.add_row(str(block_size), state_dtype, *cells)
-    console.print("\nstate + workspace of the fullest rank, and estimated time of a step, averaged")
-    console.print(f"(in brackets: more than {in_bytes(budget)})")
+        rows.setdefault((choice.block_size, choice.update_every), []).append(choice)
+    for (block_size, update_every), own in rows.items():
+        # The dtype of the state decides nothing of the work that is counted.
+        seconds = max(choice.seconds for choice in own)
+        cells = (in_bytes(choice.memory) + (" fits" if choice.memory <= budget else "     ") for choice in own)
+        table.add_row(str(block_size), str(update_every), in_milliseconds(seconds), *cells)
+    console.print(f"\nstate + workspace of the fullest rank, and what fits {in_bytes(budget)}")
     console.print(table)
     if all(choice.memory > budget for choice in found):
         least = in_bytes(min(choice.memory for choice in found))
