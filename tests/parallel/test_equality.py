@@ -66,8 +66,11 @@ def test_low_precision_parameters(processes: Processes, strategy: str, dtype: to
 
 
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp", "mixed"])
-def test_updates_in_bfloat16_are_rounded_and_no_more(processes: Processes, strategy: str) -> None:
-    many = processes.run(jobs.steps, 2, strategy, 1, {"wire_dtype": "bf16"})
+@pytest.mark.parametrize("workspace", [None, 1, 2000])  # which decides how many are converted at a time
+def test_updates_in_bfloat16_are_rounded_and_no_more(
+    processes: Processes, strategy: str, workspace: int | None
+) -> None:
+    many = processes.run(jobs.steps, 2, strategy, 1, {"wire_dtype": "bf16", "max_workspace": workspace})
     one, start = jobs.steps("alone", 1), jobs.steps("alone", 0)
     for own in many:
         for left, right, before in zip(own, one, start, strict=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 
 import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import Tile
+from dash_shampoo.factors import workspace
 from dash_shampoo.parallel.boxes import Placement, extent
 from dash_shampoo.parallel.carrier import Carrier, Gradients, Member, Piece, Weights, decay, descend
 from dash_shampoo.parallel.world import World
@@ -52,7 +53,6 @@ class Replicated(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = self._buffer = None
-        arrived = arrived.to(self._dtype)
         with Weights(member.parameter for member, _, _ in self._tiles) as weights:
             pieces = []
             for member, owner, start in self._tiles:
@@ -61,11 +61,48 @@ class Replicated(Carrier):
                 (top, bottom), (left, right) = box
                 weight = weights.of(member.parameter)[top:bottom, left:right]
                 pieces.append(Piece(member.place, member.group, update, weight))
-            settle(pieces, taken)
+            settle(pieces, taken, self._dtype)
 
 
-def settle(pieces: list[Piece], taken: Tensor) -> None:
-    """Moves weights by updates that are zero already where a parameter has not ``taken`` (p,) the step."""
+def settle(pieces: list[Piece], taken: Tensor, dtype: torch.dtype) -> None:
+    """Moves weights by updates that are zero already where a parameter has not ``taken`` (p,) the step.
+
+    Updates that have come in another dtype than ``dtype`` are converted as many at a time as the workspace holds: all
+    at once they would take as much memory as what the process holds of the model.
+    """
+    if all(piece.update.dtype == dtype for piece in pieces):
+        _settle(pieces, taken)
+        return
+    for some in _portions(pieces, dtype.itemsize):
+        _settle(_converted(some, dtype), taken)
+
+
+def _portions(pieces: list[Piece], itemsize: int) -> Iterator[list[Piece]]:
+    """Runs of pieces that fit the workspace with elements of ``itemsize`` bytes, or of one piece."""
+    device = pieces[0].update.device
+    most = min(workspace(limit, device) for limit in {piece.group["max_workspace"] for piece in pieces})
+    portion: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        own = piece.update.numel() * itemsize
+        if portion and size + own > most:
+            yield portion
+            portion, size = [], 0
+        portion.append(piece)
+        size += own
+    yield portion
+
+
+def _converted(pieces: list[Piece], dtype: torch.dtype) -> list[Piece]:
+    """The pieces with their updates in ``dtype``."""
+    sizes = [piece.update.numel() for piece in pieces]
+    flat = torch.empty(sum(sizes), dtype=dtype, device=pieces[0].update.device)
+    updates = [part.view_as(piece.update) for part, piece in zip(flat.split(sizes), pieces, strict=True)]
+    torch._foreach_copy_(updates, [piece.update for piece in pieces])
+    return [piece._replace(update=update) for piece, update in zip(pieces, updates, strict=True)]
+
+
+def _settle(pieces: list[Piece], taken: Tensor) -> None:
     decayed = decay(pieces)
     if decayed:
         alive = taken.unbind()

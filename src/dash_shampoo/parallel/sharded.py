@@ -110,10 +110,10 @@ class Sharded(Carrier):
         self._arriving = None
         with Weights(share.member.parameter for shares in self._awaited for share in shares) as weights:
             pieces = []
-            for update, (member, box) in _cut(arrived.to(self._dtype), self._awaited):
+            for update, (member, box) in _cut(arrived, self._awaited):
                 weight = box.of(weights.of(member.parameter), self._held[member.place])
                 pieces.append(Piece(member.place, member.group, update, weight))
-            settle(pieces, taken)
+            settle(pieces, taken, self._dtype)
 
     def _rectangle(self, buffer: Tensor, share: Share) -> Tensor:
         """Where a share of one of this process's tiles lies in a buffer of whole tiles."""

@@ -34,17 +34,23 @@ def peak(tiles: Tiles, owners: Whole, ranks: Ranks, buffers: Traffic, wire: int,
     if ranks.size == 1:
         return stage
     arrived = buffers.updates_in * wire
-    # Updates that come in another dtype than that of the state are converted all at once.
-    converted = arrived + buffers.updates_in * (size if wire != size else 0)
+    # Updates that come in another dtype than that of the state are converted as many at a time as the workspace holds.
+    converted = np.minimum(buffers.updates_in * size, _portion(tiles, device)) if wire != size else 0
     out = buffers.updates_out * wire
     left = parts * LEFT_OVER
     if ranks.replicated:
-        return _most(out + stage, out + arrived + left, out + converted)
+        return _most(out + stage, out + arrived + np.maximum(left, converted))
     rectangles, updates = buffers.owned * size, buffers.owned * wire
     begin = (buffers.gradients_out + buffers.gradients_in) * tiles.gradient_size + rectangles + updates
     compute = rectangles + updates + stage
     send = updates + out + left + np.maximum(rectangles, arrived)
-    return _most(begin, compute, send, out + converted)
+    return _most(begin, compute, send, out + arrived + converted)
+
+
+def _portion(tiles: Tiles, device: torch.device) -> int:
+    """Bytes of the updates that are converted at a time, at most."""
+    limit = min(workspace(key.max_workspace, device) for key in tiles.keys)
+    return max(limit, tiles.size * int(tiles.amount("elements").max()))
 
 
 def _stages(tiles: Tiles, owners: Whole, ranks: Ranks, device: torch.device) -> tuple[Whole, Whole]:
