@@ -24,42 +24,44 @@ from dash_shampoo.train.settings import Settings
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (1, 2, 3)
 BASE = {"root": 2, "damping": 1e-4, "update_every": 10, "solver": "minimax", "block_size": 128}
-LR = 5e-3  # the best of "main" for Dash on both texts
+LRS = (5e-3, 3e-3, 1e-2)
+LR = LRS[0]  # the best of "main" for Dash on both texts
 LONG, SHORT = 1000, 400
+
+
+# What is changed, one thing at a time, against BASE.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "damping": [{"damping": 1e-2}, {"damping": 1e-3}, {"damping": 1e-6}],
+    "frequency": [{"update_every": 1}, {"update_every": 50}],
+    "solver": [{"solver": name} for name in ("eigh", "newton-db-paper", "chebyshev", "newton-db")],
+    "grafting": [{"grafting": name} for name in ("rmsprop", "adagrad")],
+    "block": [{"block_size": 32}, {"block_size": 1024}],
+    "tolerance": [
+        {"damping": 1e-3, "solver": {"name": "minimax", "tolerance": 0.05}},
+        {"solver": {"name": "minimax", "tolerance": 0.05}},
+    ],
+    "state": [{"state_dtype": "bf16"}],
+}
 
 
 def experiments(part: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Settings and optimizer options of each run of a part of the study."""
     if part == "main":
-        for lr in (5e-3, 3e-3, 1e-2):
+        for lr in LRS:
             yield {"optimizer": "dash", "lr": lr, "steps": SHORT}, BASE
         for lr in (2e-3, 3e-3, 1e-3):
             yield {"optimizer": "adamw", "lr": lr, "steps": LONG}, {}
         for lr in (5e-3, 1e-2):
             yield {"optimizer": "muon", "lr": lr, "steps": SHORT}, {}
     if part == "exponent":
-        for lr in (5e-3, 3e-3, 1e-2):
+        for lr in LRS:
             yield {"optimizer": "dash", "lr": lr, "steps": SHORT}, {**BASE, "root": 4}
-    if part == "damping":
-        for damping in (1e-2, 1e-3, 1e-6):
-            yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "damping": damping}
-    if part == "frequency":
-        for update_every in (1, 50):
-            yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "update_every": update_every}
-    if part == "solver":
-        for solver in ("eigh", "newton-db-paper", "chebyshev", "newton-db"):
-            yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "solver": solver}
-    if part == "grafting":
-        for grafting in ("rmsprop", "adagrad"):
-            yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "grafting": grafting}
-    if part == "block":
-        for block_size in (32, 1024):
-            yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "block_size": block_size}
-    if part == "tolerance":
-        loose = {"name": "minimax", "tolerance": 0.05}
-        yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "damping": 1e-3, "solver": loose}
-    if part == "state":
-        yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, "state_dtype": "bf16"}
+    for change in OPTIONS.get(part, []):
+        yield {"optimizer": "dash", "lr": LR, "steps": SHORT}, {**BASE, **change}
+    if part == "grid":
+        for change in (change for changes in OPTIONS.values() for change in changes):
+            for lr in LRS[1:]:
+                yield {"optimizer": "dash", "lr": lr, "steps": SHORT}, {**BASE, **change}
     if part == "half":
         yield {"optimizer": "dash", "lr": LR, "steps": LONG // 2}, BASE
     if part == "long":
@@ -79,6 +81,7 @@ PARTS = (
     "tolerance",
     "long",
     "grafting",
+    "grid",
 )
 
 
