@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -72,33 +72,33 @@ def command(
     device = torch.device("cpu" if gpu == "cpu" else "cuda")
     meta = meta_model(config, DTYPES[choose("dtype", dtype, DTYPES)])
     plan = plan_model(meta, own, some, rates, device)
-    count = sum(parameter.numel() for parameter in meta.parameters())
     console = Console()
-    copies = f" with {replicas} replicas" if replicas else ""
-    show(plan, f"{model}, {count:,} parameters, {chosen} on {world_size} x {gpu}{copies}", console)
-    console.print(
-        f"Times are estimates: {efficiency:.0%} of the peak rates of the data sheet, nothing overlapping.",
-        soft_wrap=True,
-    )
+    title = Title(model, sum(each.numel() for each in meta.parameters()), dtype, chosen, world_size, some.copies, gpu)
+    show(plan, str(title), efficiency, console)
     found = []
     if memory_budget is not None:
         found = list(choices(meta, own, some, rates, device))
         show_choices(found, memory_budget * 1e9, console)
     if json_ is not None:
-        heading = {
-            "model": model,
-            "parameters": count,
-            "dtype": dtype,
-            "strategy": chosen,
-            "world_size": world_size,
-            "copies": some.copies,
-            "gpu": gpu,
-            "rates": rates.device._asdict(),
-            "efficiency": efficiency,
-            "tf32": tf32,
-            "options": plain_options(own),
-        }
-        write(json_, heading, plan, found, memory_budget)
+        used = {"rates": rates.device._asdict(), "efficiency": efficiency, "tf32": tf32, "options": plain_options(own)}
+        write(json_, {**title._asdict(), **used}, plan, found, memory_budget)
+
+
+class Title(NamedTuple):
+    """What a plan is of."""
+
+    model: str
+    parameters: int
+    dtype: str
+    strategy: str
+    world_size: int
+    copies: int
+    gpu: str
+
+    def __str__(self) -> str:
+        copies = f" with {self.copies} replicas" if self.strategy == "hsdp" else ""
+        machines = f"{self.strategy} on {self.world_size} x {self.gpu}{copies}"
+        return f"{self.model}, {self.parameters:,} parameters, {machines}"
 
 
 def check(efficiency: float, memory_budget: float | None, file: Path | None) -> None:

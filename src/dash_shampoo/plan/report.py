@@ -102,8 +102,8 @@ SECTIONS: list[tuple[str, list[Row], Callable[[float], str], bool]] = [
 ]
 
 
-def show(plan: Plan, title: str, console: Console) -> None:
-    """Prints what each rank takes."""
+def show(plan: Plan, title: str, efficiency: float, console: Console) -> None:
+    """Prints what each rank takes; times are at an ``efficiency`` that is said beside them."""
     console.print(title, soft_wrap=True)
     table = Table("", "total", "max", "mean", "min", "max/mean", box=SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[1:]:
@@ -117,6 +117,8 @@ def show(plan: Plan, title: str, console: Console) -> None:
     console.print(table)
     console.print(f"load balance, max/mean of the modelled cost  {plan.balance:.3f}")
     console.print(f"estimated time of a step, averaged           {in_milliseconds(plan.seconds)}")
+    note = f"Times are estimates: {efficiency:.0%} of the peak rates of the data sheet, nothing overlapping."
+    console.print(note, soft_wrap=True)
 
 
 def _cells(values: Real, words: Callable[[float], str], add_up: bool) -> list[str]:
