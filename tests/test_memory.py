@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -117,3 +120,28 @@ def test_a_step_stays_within_its_workspace(root: int, algorithm: str, monkeypatc
         wide.step()
     for one, other in zip(params, twins, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+FAULTS = """
+import os, resource, torch
+from dash_shampoo import Dash
+torch.set_num_threads(1)
+params = [torch.nn.Parameter(torch.randn(1024, 1024)) for _ in range(4)]
+optimizer = Dash(params, block_size=256, update_every=1)
+for step in range(3):
+    for parameter in params:
+        parameter.grad = torch.randn(1024, 1024)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    optimizer.step()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults * os.sysconf("SC_PAGE_SIZE"))
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep what is freed, or cannot be asked"
+)
+def test_a_step_takes_up_the_memory_that_the_last_one_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=120)
+    temporaries = 9 * 4 * 2 * 4 * 1024 * 1024  # of the roots: at least nine stacks of 2 factors for each of the blocks
+    assert int(done.stdout) < temporaries / 2

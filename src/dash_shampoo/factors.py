@@ -24,6 +24,15 @@ def workspace(most: int | None, device: torch.device) -> int:
     return 1 << 26 if device.type == "cpu" else 1 << 30
 
 
+def keep_freed_memory() -> None:
+    """Has the C library keep what a step frees for the next one, so that its pages are not faulted in anew each time.
+
+    glibc gives free memory back to the system beyond twice the size of the largest block that was mapped and freed, of
+    those up to 32 MiB. One block of that size, never touched, is all it takes; other libraries do not mind.
+    """
+    torch.empty((1 << 25) - (1 << 16), dtype=torch.uint8)
+
+
 class FactorKey(NamedTuple):
     """What factors must have in common to share a stack."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.factors import FactorKey, Factors, Side, workspace
+from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
 from dash_shampoo.layout import StackKey, cut, moment_dtype, state_dtype, weight
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
@@ -346,6 +346,7 @@ class Bank:
 def arrange(entries: Iterable[Entry], wire: torch.dtype | None) -> list[Bank]:
     """Banks for parameters: one per device, dtype of the state and world. Updates travel as ``wire`` if given."""
     shared: dict[tuple[torch.dtype, torch.device, World], list[Entry]] = {}
+    keep_freed_memory()
     for entry in entries:
         key = (state_dtype(entry.parameter), entry.parameter.device, entry.world)
         shared.setdefault(key, []).append(entry)
