@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,10 @@ NEEDED = ("typer", "rich", "matplotlib", "tensorboard", "numpy", "tomllib" if sy
 
 
 def main() -> None:
-    """Runs the command; exits with 2 after one line for mistakes of the user, with 130 after an interruption."""
+    """Runs the command; exits with 2 after one line for mistakes of the user, with 130 after an interruption.
+
+    Of several processes, as torchrun starts them, the first prints the line.
+    """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(_complain(f"the command needs {', '.join(missing)}: pip install 'dash-shampoo[train]'"))
@@ -63,5 +67,16 @@ def build() -> typer.Typer:
 
 
 def _complain(message: str) -> int:
-    print("dash-shampoo: " + " ".join(message.split()), file=sys.stderr)
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if rank == "0":
+        _print(message)
+    if size != "1":
+        from dash_shampoo.train.processes import meet
+
+        if not meet() and rank != "0":  # the mistake is this process's alone: nobody else says it
+            _print(message)
     return 2
+
+
+def _print(message: str) -> None:
+    print("dash-shampoo: " + " ".join(message.split()), file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from dash_shampoo.bench import roots as root_bench
 from dash_shampoo.bench import step as step_bench
 from dash_shampoo.kernels import PRECISIONS
 from dash_shampoo.train.errors import InputError, choose
-from dash_shampoo.train.loop import pick_device
+from dash_shampoo.train.processes import pick_device
 
 app = typer.Typer(help="Measures inverse roots and steps on this machine.")
 

@@ -12,14 +12,23 @@ from rich.table import Table
 
 from dash_shampoo.train.errors import InputError
 from dash_shampoo.train.loop import INTERRUPTED, Result, perplexity, sizes, train
-from dash_shampoo.train.run import Run
-from dash_shampoo.train.settings import OPTIMIZERS, SCHEDULES, load_settings, parse_option
+from dash_shampoo.train.processes import Attempt, join, launched
+from dash_shampoo.train.run import Elsewhere, Run
+from dash_shampoo.train.settings import (
+    MACHINE,
+    OPTIMIZERS,
+    SCHEDULES,
+    STRATEGIES,
+    Settings,
+    load_settings,
+    parse_option,
+)
 
 Text = str | None
 Whole = int | None
 Number = float | None
 
-MODEL, DATA, OPTIMIZATION, RUNNING = "Model", "Data", "Optimization", "Running"
+MODEL, DATA, OPTIMIZATION, RUNNING, SEVERAL = "Model", "Data", "Optimization", "Running", "Several processes (torchrun)"
 DASH = ("solver", "block_size", "update_every", "damping", "root", "grafting", "start_step", "momentum")
 
 
@@ -40,7 +49,7 @@ def command(
     ] = None,
     tokenizer: Annotated[Text, option(DATA, "bytes, chars or a file of the tokenizers package (bytes).")] = None,
     context: Annotated[Whole, option(DATA, "Length of a sequence.")] = None,
-    batch_size: Annotated[Whole, option(DATA, "Sequences in a batch (12).")] = None,
+    batch_size: Annotated[Whole, option(DATA, "Sequences in a batch, over all processes (12).")] = None,
     accumulate: Annotated[Whole, option(DATA, "Batches whose gradients make a step (1).")] = None,
     optimizer: Annotated[Text, option(OPTIMIZATION, f"{', '.join(OPTIMIZERS)} (dash).")] = None,
     lr: Annotated[Number, option(OPTIMIZATION, "Peak learning rate (dash, muon 0.005; adamw 0.002; sgd 0.1).")] = None,
@@ -65,26 +74,73 @@ def command(
     save_every: Annotated[Whole, option(RUNNING, "Steps between checkpoints (500).")] = None,
     seed: Annotated[Whole, option(RUNNING, "Seed of the weights and of the batches (1).")] = None,
     device: Annotated[Text, option(RUNNING, "cpu, cuda, ... (cuda if there is one).")] = None,
-    threads: Annotated[Whole, option(RUNNING, "CPU threads (all, or OMP_NUM_THREADS).")] = None,
+    threads: Annotated[
+        Whole, option(RUNNING, "CPU threads (all, or OMP_NUM_THREADS; of several processes: its share).")
+    ] = None,
+    strategy: Annotated[Text, option(SEVERAL, f"How they hold the model: {', '.join(STRATEGIES)} (ddp).")] = None,
+    replicas: Annotated[Whole, option(SEVERAL, "Copies of the model under hsdp.")] = None,
+    timeout: Annotated[Number, option(SEVERAL, "Seconds that a process waits for the others (600).")] = None,
     config: Annotated[Path | None, option(RUNNING, "TOML file of settings; flags go before it.")] = None,
-    run: Annotated[Path | None, option(RUNNING, "New folder for the run (runs/MODEL-OPTIMIZER-NNN).")] = None,
+    run: Annotated[
+        Path | None,
+        option(
+            RUNNING,
+            "New folder for the run (runs/MODEL-OPTIMIZER-NNN); torchrun takes --run for its own: say --folder.",
+            "--run",
+            "--folder",
+        ),
+    ] = None,
     resume: Annotated[Path | None, option(RUNNING, "Folder of a run to go on with, with its own settings.")] = None,
 ) -> None:
     """Trains a Llama-type model on text and shows what the optimizer did."""
     given = dict(locals())
     for name in ("config", "run", "resume", "set_"):
         given.pop(name)
-    if resume is not None and (run or config or set_ or any(value is not None for value in given.values())):
-        raise InputError("--resume goes on with the settings of its run: give no other settings")
     options = {name: value for name in DASH if (value := given.pop(name)) is not None}
-    options.update(parse_option(text) for text in set_ or [])
-    settings = load_settings(config, given, options)
-    console = Console()
-    folder, result = train(settings, run, resume, console)
-    show(folder, result, console)
+
+    def prepare() -> tuple[Run | None, Settings]:
+        if resume is None:
+            options.update(parse_option(text) for text in set_ or [])
+            return None, load_settings(config, given, options)
+        changes = {name: given.pop(name) for name in MACHINE}
+        if run or config or set_ or options or any(value is not None for value in given.values()):
+            raise InputError(
+                "--resume goes on with the settings of its run: give no other settings than "
+                + ", ".join(f"--{name}" for name in MACHINE)
+            )
+        return go_on(resume, changes)
+
+    flags = dict(given)
+    prepared = Attempt(prepare)  # before there is a process group, whose time-out is among the settings
+    device, timeout = flags["device"], flags["timeout"] or Settings.timeout
+    if prepared.result is not None:
+        device, timeout = prepared.result[1].device, prepared.result[1].timeout
+    with join(device, timeout) as processes:
+        earlier, settings = processes.together(prepared.get)
+        processes.agree("their settings", settings)
+        settings.check_size(processes.size)
+        console = Console(quiet=not processes.leads)
+        folder, result = train(settings, earlier, run, console, processes)
+        if processes.leads:
+            show(folder, result, console)
     if result.interrupted:
-        print(f"interrupted; go on with: dash-shampoo train --resume {folder.folder}", file=sys.stderr)
+        if processes.leads:
+            several = ", under torchrun for several processes" if processes.size > 1 else ""
+            print(f"interrupted; go on with: dash-shampoo train --resume {folder.folder}{several}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
+
+
+def go_on(folder: Path, changes: dict[str, Any]) -> tuple[Run, Settings]:
+    """An earlier run, and its settings with ``changes`` to those that concern the machines.
+
+    Raises:
+        InputError: there is no run in that folder, or the changes make no sense.
+    """
+    processes = launched()
+    run, settings = (Run if processes.leads else Elsewhere).open(folder)
+    settings = settings.on_machine(processes.size, changes)
+    settings.check()
+    return run, settings
 
 
 def show(run: Run, result: Result, console: Console) -> None:

@@ -157,17 +157,35 @@ def _existing(name: str, what: str = "file or folder") -> Path:
 
 
 class Batches:
-    """Random sequences of a token array, from a generator of its own."""
+    """Random sequences of a token array, from a generator of its own.
 
-    def __init__(self, tokens: np.ndarray[Any, Any], batch_size: int, context: int, seed: int) -> None:
+    Args:
+        tokens: ids, one-dimensional.
+        batch_size: sequences of a batch over all processes.
+        context: length of a sequence.
+        seed: of the generator.
+        rank: of this process, which takes its share of each batch.
+        size: number of processes, which divides the batch size.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray[Any, Any],
+        batch_size: int,
+        context: int,
+        seed: int,
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
         self.tokens = tokens
         self.batch_size = batch_size
         self.context = context
+        self.share = slice(rank * batch_size // size, (rank + 1) * batch_size // size)
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tokens and, one place further on, the tokens to predict: two of (batch, context)."""
+        """Tokens and, one place further on, the tokens to predict: two of (batch / processes, context)."""
         starts = torch.randint(len(self.tokens) - self.context, (self.batch_size,), generator=self.generator)
-        rows = np.stack([self.tokens[i : i + self.context + 1] for i in starts.tolist()]).astype(np.int64)
+        rows = np.stack([self.tokens[i : i + self.context + 1] for i in starts[self.share].tolist()]).astype(np.int64)
         batch = torch.from_numpy(rows).to(device)
         return batch[:, :-1], batch[:, 1:]

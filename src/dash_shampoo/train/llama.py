@@ -89,8 +89,7 @@ class Llama(nn.Module):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of the next token, in nats."""
-        logits = self(tokens)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1))
+        return cross_entropy(self(tokens), targets)
 
     def _initialise(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -99,6 +98,11 @@ class Llama(nn.Module):
         if isinstance(module, Block):
             for last in (module.attention.output, module.mlp.down):
                 nn.init.normal_(last.weight, std=0.02 / (2 * self.config.layers) ** 0.5)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over logits (batch, time, vocabulary) and the tokens (batch, time) that they should predict, in nats."""
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1))
 
 
 class Block(nn.Module):

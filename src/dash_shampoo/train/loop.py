@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,16 @@ from torch import Tensor
 from dash_shampoo import Dash
 from dash_shampoo.train.data import Batches, load_corpus
 from dash_shampoo.train.errors import InputError
-from dash_shampoo.train.llama import SIZES, Llama, config_for
+from dash_shampoo.train.llama import SIZES, Llama, config_for, cross_entropy
 from dash_shampoo.train.optimizers import make_optimizers, make_schedulers
-from dash_shampoo.train.run import Run
+from dash_shampoo.train.processes import ALONE, Processes, interruptible, pick_device, set_threads
+from dash_shampoo.train.run import Elsewhere, Run
 from dash_shampoo.train.settings import Settings
+from dash_shampoo.train.strategies import hold
 
 INTERRUPTED = 130  # exit code of a program that SIGINT ended
+# Diagnostics that are the same in every process, or of which the largest counts; of the others the sum.
+ALIKE = ("skipped", "residual")
 
 
 @dataclass
@@ -49,56 +51,65 @@ class Result:
 
 
 class Trainer:
-    """A model, its data and its optimizer, which `train` steps through."""
+    """A model, its data and its optimizer, which `train` steps through. With several processes all is collective.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: that decide the run.
+        processes: that train together, each on its share of every batch.
+
+    Raises:
+        InputError: settings or data cannot be used, in every process.
+    """
+
+    def __init__(self, settings: Settings, processes: Processes = ALONE) -> None:
         self.settings = settings
-        self.device = pick_device(settings.device)
+        self.processes = processes
+        self.device = processes.together(lambda: pick_device(settings.device, processes))
         torch.manual_seed(settings.seed)
-        context = settings.context or config_for(settings.model).context
-        corpus = load_corpus(settings.data, settings.tokenizer, context)
+        context = settings.context or processes.together(lambda: config_for(settings.model)).context
+        corpus = processes.together(lambda: load_corpus(settings.data, settings.tokenizer, context))
         self.text = corpus.fingerprint()
-        self.model = Llama(
-            config_for(
-                settings.model,
-                layers=settings.layers,
-                width=settings.width,
-                heads=settings.heads,
-                kv_heads=settings.kv_heads,
-                hidden=settings.hidden,
-                tied=settings.tied,
-                context=context,
-                vocabulary=max(corpus.vocabulary, 1),
-            )
-        ).to(self.device)
-        self.batches = Batches(corpus.train, settings.batch_size, context, settings.seed)
+        processes.agree("the text or its tokenizer", self.text)
+        model = processes.together(lambda: make_model(settings, context, corpus.vocabulary))
+        self.held = hold(model, settings, self.device, processes)
+        self.model = self.held.model
+        self.batches = self._batches(corpus.train, context, settings.seed)
         self.validation = corpus.validation
-        self.optimizers = make_optimizers(self.model, settings)
+        self.optimizers = processes.together(lambda: make_optimizers(self.model, settings))
         self.schedulers = make_schedulers(self.optimizers, settings)
         self.step = 0
         self.before = math.nan
         self.seconds = self.optimizer_seconds = 0.0
         # bfloat16 where it is fast; a CPU keeps float32, where runs are exact to the bit.
         self.autocast = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        self.signals: list[int] = []  # that have come to this process
+        self._agreed = False
 
     @property
     def tokens_per_step(self) -> int:
+        """Over all processes."""
         s = self.settings
         return s.batch_size * s.accumulate * self.batches.context
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has come: of several processes, to any before the last loss, which all know alike."""
+        return bool(self.signals) if self.processes.size == 1 else self._agreed
 
     def train_step(self) -> float:
         """One step of the optimizer, with its gradient averaged over the accumulated batches; returns the loss."""
         start = time.perf_counter()
         total = torch.zeros((), device=self.device)
-        for _ in range(self.settings.accumulate):
+        for i in range(self.settings.accumulate):
             tokens, targets = self.batches.draw(self.device)
-            with self.autocast:
-                loss = self.model.loss(tokens, targets) / self.settings.accumulate
-            loss.backward()
+            with self.held.reducing(last=i == self.settings.accumulate - 1):
+                with self.autocast:
+                    loss = cross_entropy(self.held.module(tokens), targets) / self.settings.accumulate
+                loss.backward()
             total += loss.detach()
         if self.settings.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        value = total.item()  # waits for the gradients, so that what follows times the optimizer alone
+        value = self._average(total)  # waits for the gradients, so that what follows times the optimizer alone
         middle = time.perf_counter()
         for optimizer, scheduler in zip(self.optimizers, self.schedulers, strict=True):
             optimizer.step()
@@ -115,7 +126,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> float:
         """Mean loss on validation batches that are the same at every call."""
-        batches = Batches(self.validation, self.settings.batch_size, self.batches.context, seed=0)
+        batches = self._batches(self.validation, self.batches.context, seed=0)
         self.model.eval()
         losses: list[Tensor] = []
         for _ in range(self.settings.eval_batches):
@@ -123,12 +134,14 @@ class Trainer:
             with self.autocast:
                 losses.append(self.model.loss(tokens, targets))
         self.model.train()
-        return torch.stack(losses).mean().item()
+        self.held.evaluated()
+        return self._average(torch.stack(losses).mean())
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything a run goes on from, on any number of processes; of several, rank 0 alone gets all of it."""
         return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "model": self.held.model_state(),
+            "optimizers": [self.held.optimizer_state(optimizer) for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "generator": self.batches.generator.get_state(),
             "text": self.text,
@@ -139,47 +152,90 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to where `state_dict` was, whatever number of processes it was on. Nothing here is collective."""
         if state["text"] != self.text:
             raise InputError("the text or its tokenizer has changed since the checkpoint: the run cannot go on with it")
-        self.model.load_state_dict(state["model"])
+        self.held.load_model(state["model"])
         for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)
+            self.held.load_optimizer(optimizer, own)
         for scheduler, own in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(own)
         self.batches.generator.set_state(state["generator"].cpu())
         for name in ("step", "before", "seconds", "optimizer_seconds"):
             setattr(self, name, state[name])
 
+    def diagnostics(self) -> dict[str, float]:
+        """What Dash says of itself, for the log: each process of the roots that it owns."""
+        own = [optimizer.diagnostics() for optimizer in self.optimizers if isinstance(optimizer, Dash)]
+        found = [each for part in self.processes.gather(own) for each in part]
+        return (
+            {f"dash/{name}": (max if name in ALIKE else sum)(each[name] for each in found) for name in found[0]}
+            if found
+            else {}
+        )
 
-def train(settings: Settings, folder: Path | None, resume: Path | None, console: Console) -> tuple[Run, Result]:
-    """Trains as the settings say, or goes on with an earlier run; returns its folder and what it has come to.
+    def _batches(self, tokens: Any, context: int, seed: int) -> Batches:
+        return Batches(tokens, self.settings.batch_size, context, seed, self.processes.rank, self.processes.size)
+
+    def _average(self, loss: Tensor) -> float:
+        """The mean of a loss over the processes, which on the way agree on whether to stop."""
+        value, self._agreed = self.processes.average(loss, bool(self.signals))
+        return value
+
+
+def make_model(settings: Settings, context: int, vocabulary: int) -> Llama:
+    """The model of the settings, on the CPU.
+
+    Raises:
+        InputError: its sizes do not fit each other.
+    """
+    return Llama(
+        config_for(
+            settings.model,
+            layers=settings.layers,
+            width=settings.width,
+            heads=settings.heads,
+            kv_heads=settings.kv_heads,
+            hidden=settings.hidden,
+            tied=settings.tied,
+            context=context,
+            vocabulary=max(vocabulary, 1),
+        )
+    )
+
+
+def train(
+    settings: Settings, earlier: Run | None, folder: Path | None, console: Console, processes: Processes = ALONE
+) -> tuple[Run, Result]:
+    """Trains as the settings say, or goes on with an earlier run; returns it and what it has come to.
+
+    Args:
+        settings: of the run.
+        earlier: run to go on with, or ``None`` for a new one.
+        folder: for a new one, as for `Run.create`.
+        console: for the progress bar.
+        processes: that train together. Collective.
 
     Raises:
         InputError: a setting, the data or the folder cannot be used; nothing has been written then.
     """
-    run = None
-    if resume is not None:
-        run, settings = Run.open(resume)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    trainer = Trainer(settings)
-    state = run.load(trainer.device) if run else None
-    if state is not None:
-        try:
-            trainer.load_state_dict(state)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"the checkpoint in {resume} does not fit the settings there: {error}") from error
-    with interruptible() as interrupted:
-        if run is None:
-            run = Run.create(folder, settings)
+    set_threads(settings.threads, processes)
+    trainer = Trainer(settings, processes)
+    if earlier is not None:
+        processes.together(lambda: go_back(trainer, earlier))
+    with interruptible(processes) as trainer.signals:
+        if earlier is None:
+            kind = Run if processes.leads else Elsewhere
+            run = processes.together(lambda: kind.create(folder, settings))
             run.save(trainer.state_dict())
         else:
+            run = earlier
             run.forget_after(trainer.step)
         if math.isnan(trainer.before):
             trainer.before = trainer.evaluate()
             log_validation(run, trainer, trainer.before)
         with progress(console, settings) as bar:
-            last = steps(trainer, run, bar, interrupted)
+            last = steps(trainer, run, bar)
         # Before the evaluation, which may take longer than who interrupts is willing to wait.
         run.save(trainer.state_dict())
         after = trainer.evaluate() if last is None else last
@@ -190,12 +246,26 @@ def train(settings: Settings, folder: Path | None, resume: Path | None, console:
         seconds=trainer.seconds,
         optimizer_seconds=trainer.optimizer_seconds,
         tokens=trainer.step * trainer.tokens_per_step,
-        interrupted=bool(interrupted),
+        interrupted=trainer.interrupted,
     )
     return run, result
 
 
-def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> float | None:
+def go_back(trainer: Trainer, run: Run) -> None:
+    """Puts the trainer where a run's checkpoint is.
+
+    Raises:
+        InputError: the checkpoint is damaged, or does not fit the settings.
+    """
+    several = trainer.processes.size > 1
+    state = run.load(torch.device("cpu") if several else trainer.device, mapped=several)
+    try:
+        trainer.load_state_dict(state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"the checkpoint in {run.folder} does not fit the settings there: {error}") from error
+
+
+def steps(trainer: Trainer, run: Run, bar: Progress) -> float | None:
     """Trains to the last step, or to an interruption; returns the validation loss there if it has been taken."""
     settings = trainer.settings
     known = [row["validation/loss"] for row in run.metrics() if "validation/loss" in row]
@@ -203,7 +273,7 @@ def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> 
     shown: dict[str, Any] = {"loss": math.nan, "validation": validation, "rate": 0.0, "share": 0.0}
     task = bar.add_task("", total=settings.steps, completed=trainer.step, **shown)
     after: float | None = trainer.before if trainer.step == 0 else None
-    while trainer.step < settings.steps and not interrupted:
+    while trainer.step < settings.steps and not trainer.interrupted:
         loss = trainer.train_step()
         after = None
         share = trainer.optimizer_seconds / trainer.seconds
@@ -223,56 +293,13 @@ def steps(trainer: Trainer, run: Run, bar: Progress, interrupted: list[int]) -> 
 
 def log_validation(run: Run, trainer: Trainer, loss: float) -> None:
     """Writes down a validation loss, and what Dash says of itself."""
-    values = {"validation/loss": loss, "validation/perplexity": perplexity(loss), **diagnostics(trainer)}
+    values = {"validation/loss": loss, "validation/perplexity": perplexity(loss), **trainer.diagnostics()}
     run.log(trainer.step, **values)
 
 
 def perplexity(loss: float) -> float:
     """exp(loss); infinite where that is beyond a float."""
     return torch.tensor(loss, dtype=torch.float64).exp().item()
-
-
-def diagnostics(trainer: Trainer) -> dict[str, float]:
-    """What Dash says of itself, for the log."""
-    own = [optimizer.diagnostics() for optimizer in trainer.optimizers if isinstance(optimizer, Dash)]
-    return {f"dash/{name}": value for each in own for name, value in each.items()}
-
-
-def pick_device(name: str | None) -> torch.device:
-    """The device that was asked for, or the GPU if there is one.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"no device {name!r} here") from error
-    return device
-
-
-@contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """A list that SIGINT or SIGTERM adds itself to, so that the loop ends after its step; a second one acts at once."""
-    received: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(each) for each in signals]
-
-    def restore() -> None:
-        for each, handler in zip(signals, before, strict=True):
-            signal.signal(each, handler)
-
-    def receive(number: int, _: object) -> None:
-        received.append(number)
-        restore()
-
-    for each in signals:
-        signal.signal(each, receive)
-    try:
-        yield received
-    finally:
-        restore()
 
 
 def progress(console: Console, settings: Settings) -> Progress:

@@ -84,14 +84,20 @@ class Run:
         """Writes a checkpoint, of which at every moment a whole one is there."""
         _write_whole(self.folder / CHECKPOINT, lambda path: torch.save(state, path))
 
-    def load(self, device: torch.device) -> dict[str, Any]:
+    def load(self, device: torch.device, *, mapped: bool = False) -> dict[str, Any]:
         """The checkpoint.
+
+        Args:
+            device: to have its tensors on.
+            mapped: leave them in the file until they are used, so that processes of one machine share the memory.
 
         Raises:
             InputError: it is damaged.
         """
         try:
-            state: dict[str, Any] = torch.load(self.folder / CHECKPOINT, map_location=device, weights_only=True)
+            state: dict[str, Any] = torch.load(
+                self.folder / CHECKPOINT, map_location=device, weights_only=True, mmap=mapped
+            )
         except Exception as error:  # a damaged file makes torch raise anything from EOFError to UnpicklingError
             raise InputError(f"{self.folder / CHECKPOINT} cannot be read: it is damaged") from error
         return state
@@ -125,6 +131,23 @@ class Run:
 
             self._events = SummaryWriter(str(self.folder), purge_step=self._first_step)
         return self._events
+
+
+class Elsewhere(Run):
+    """A run whose folder another process writes: reads settings and checkpoint, and writes nothing."""
+
+    @classmethod
+    def create(cls, folder: Path | None, _: Settings) -> Elsewhere:
+        return cls(folder or Path())
+
+    def log(self, step: int, **values: float) -> None: ...
+
+    def metrics(self) -> list[dict[str, float]]:
+        return []
+
+    def forget_after(self, step: int) -> None: ...
+
+    def save(self, state: dict[str, Any]) -> None: ...
 
 
 def _write_whole(path: Path, write: Any) -> None:

@@ -18,6 +18,10 @@ else:
 
 OPTIMIZERS = ("dash", "adamw", "muon", "sgd")
 SCHEDULES = ("cosine", "wsd")
+STRATEGIES = ("ddp", "fsdp", "hsdp")
+
+# What concerns the machines and not the run: may change when a run goes on.
+MACHINE = ("strategy", "replicas", "timeout", "threads", "device")
 
 # Found by grid search on small models; see docs/choices.md.
 LEARNING_RATES = {"dash": 5e-3, "adamw": 2e-3, "muon": 5e-3, "sgd": 1e-1}
@@ -52,6 +56,9 @@ class Settings:
     seed: int = 1
     device: str | None = None
     threads: int | None = None
+    strategy: str = "ddp"  # with several processes, as the next two
+    replicas: int | None = None  # of hsdp
+    timeout: float = 600.0  # seconds that a process waits for the others
     options: dict[str, Any] = field(default_factory=dict)  # of the optimizer
 
     def check(self) -> None:
@@ -73,6 +80,36 @@ class Settings:
                 raise InputError(f"{name} is a setting and no option of the optimizer: give --{name.replace('_', '-')}")
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be at least 1, not {self.threads}")
+        choose("strategy", self.strategy, STRATEGIES)
+        if self.strategy == "hsdp" and (self.replicas is None or self.replicas < 2):
+            raise InputError(f"strategy hsdp needs replicas, at least 2, not {self.replicas}")
+        if self.strategy != "hsdp" and self.replicas is not None:
+            raise InputError(f"replicas is for strategy hsdp, not for {self.strategy}")
+        if not 0 < self.timeout < math.inf:
+            raise InputError(f"timeout must be a finite number of seconds above 0, not {self.timeout}")
+
+    def check_size(self, size: int) -> None:
+        """Raises InputError if ``size`` processes cannot do the run."""
+        if size == 1 and self.strategy != "ddp":
+            raise InputError(
+                f"strategy {self.strategy} needs several processes: "
+                "torchrun --standalone --nproc-per-node N -m dash_shampoo train ..."
+            )
+        if self.batch_size % size:
+            raise InputError(
+                f"batch_size {self.batch_size}, which is that of all processes together, does not divide by {size}"
+            )
+        if self.replicas is not None and (size % self.replicas or size == self.replicas):
+            raise InputError(f"{size} processes do not divide into {self.replicas} replicas of two or more each")
+
+    def on_machine(self, size: int, changes: dict[str, Any]) -> Settings:
+        """The settings of a run that goes on with ``size`` processes and some of `MACHINE` changed."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if size == 1:
+            changes.setdefault("strategy", "ddp")  # a run that several processes began
+        if changes.get("strategy", "hsdp") != "hsdp":
+            changes.setdefault("replicas", None)
+        return dataclasses.replace(self, **changes)
 
     @property
     def learning_rate(self) -> float:
