@@ -373,16 +373,11 @@ def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
     bank.begin()
     parts = [part for part in bank.parts if part.has_gradients()]
     for part in parts:
-        live, steps = part.per_block(taken), part.per_block(bank.steps)
-        gradient = part.gather(live)
-        shampoo.update_factors(part, gradient, live, steps)
-        shampoo.update_moments(part, gradient, live)
+        shampoo.accumulate(part, part.per_block(taken), part.per_block(bank.steps))
     for factors, lanes in bank.lanes_due(_due(bank, ages)):
         factors.update_roots(lanes)
     for part in parts:
-        live, steps = part.per_block(taken), part.per_block(bank.steps)
-        update = shampoo.direction(part, steps, part.where(started))
-        part.deliver(shampoo.add_momentum(part, update, live), live)
+        shampoo.move(part, part.per_block(taken), part.per_block(bank.steps), part.where(started))
     bank.send()
 
 

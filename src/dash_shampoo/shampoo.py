@@ -21,6 +21,19 @@ def bias(beta: Scalar, steps: Tensor) -> Tensor:
     return -torch.expm1(steps.clamp(min=1) * log)
 
 
+def accumulate(part: Part, live: Tensor, steps: Tensor) -> None:
+    """Takes the gradients of a part into its state."""
+    gradient = part.gather(live)
+    update_factors(part, gradient, live, steps)
+    update_moments(part, gradient, live)
+
+
+def move(part: Part, live: Tensor, steps: Tensor, started: bool | Tensor) -> None:
+    """Moves the parameters of a part along their direction, or sends the update to those who hold them."""
+    update = add_momentum(part, direction(part, steps, started), live)
+    part.deliver(update, live)
+
+
 def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) -> None:
     """L <- beta2 L + (1 - beta2) G G^T and R <- beta2 R + (1 - beta2) G^T G.
 
