@@ -248,6 +248,18 @@ def state_size(strategy: str) -> int:
     )
 
 
+def few_elements(strategy: str, shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    """A parameter with fewer rows, or tiles, than there are processes, after three steps."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.full(shape, 0.5, dtype=torch.float64))
+    prepare(model, strategy)
+    optimizer = Dash(model.parameters(), **{**OPTIONS, **options})
+    for step in range(3):
+        give(model, step)
+        optimizer.step()
+    return whole(next(model.parameters()))
+
+
 def made_too_early() -> list[str]:
     """What Dash warns of when fully_shard replaces the parameters it was given."""
     model = make_model()

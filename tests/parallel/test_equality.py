@@ -94,3 +94,13 @@ def test_training_with_ddp_equals_training_on_the_whole_batch(processes: Process
 @pytest.mark.parametrize("size", [2, 4])
 def test_training_with_fsdp_equals_training_on_the_whole_batch(processes: Processes, size: int) -> None:
     assert_equal(processes.run(jobs.train_fsdp, size, 8), jobs.train_alone(8), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3), (3, 0), (1, 1, 5)])
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_fewer_elements_than_processes(processes: Processes, strategy: str, shape: tuple[int, ...], wire: str) -> None:
+    many = processes.run(jobs.few_elements, 4, strategy, shape, {"wire_dtype": wire})
+    one = jobs.few_elements("alone", shape, {})
+    rounding = {"rtol": 1e-12, "atol": 0} if wire == "fp32" else {"rtol": 1e-2, "atol": 1e-2}
+    assert_equal([[own] for own in many], [one], **rounding)

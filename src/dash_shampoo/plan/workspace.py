@@ -13,9 +13,6 @@ from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.tiles import Tiles
 from dash_shampoo.plan.traffic import Traffic
 
-# Tensors of a part's size that are still there when updates are sent: the last gradient and the last update.
-LEFT_OVER = 2
-
 
 def peak(tiles: Tiles, owners: Whole, ranks: Ranks, buffers: Traffic, wire: int, device: torch.device) -> Whole:
     """Bytes that a step holds beside the state at most, without what the communication library itself needs: (ranks,).
@@ -37,13 +34,12 @@ def peak(tiles: Tiles, owners: Whole, ranks: Ranks, buffers: Traffic, wire: int,
     # Updates that come in another dtype than that of the state are converted as many at a time as the workspace holds.
     converted = np.minimum(buffers.updates_in * size, _portion(tiles, device)) if wire != size else 0
     out = buffers.updates_out * wire
-    left = parts * LEFT_OVER
     if ranks.replicated:
-        return _most(out + stage, out + arrived + np.maximum(left, converted))
+        return _most(out + stage, out + arrived + converted)
     rectangles, updates = buffers.owned * size, buffers.owned * wire
     begin = (buffers.gradients_out + buffers.gradients_in) * tiles.gradient_size + rectangles + updates
     compute = rectangles + updates + stage
-    send = updates + out + left + np.maximum(rectangles, arrived)
+    send = updates + out + np.maximum(rectangles, arrived)
     return _most(begin, compute, send, out + arrived + converted)
 
 
