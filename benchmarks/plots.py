@@ -114,7 +114,8 @@ def draw_options(data: list[Row]) -> None:
     )
     for line, text in zip(grid, texts, strict=True):
         own = [row for row in data if row["text"] == text and row["optimizer"] == "dash" and row["steps"] == 400]
-        base = [row for row in own if row["part"] == "main" and row["lr"] == 5e-3]
+        own = [row for row in own if row["lr"] == 5e-3]
+        base = [row for row in own if row["part"] == "main"]
         for axes, option in zip(line, parts, strict=True):
             default: Callable[[Row], Any] = lambda row, o=option: row["options"].get(o, "adam")  # noqa: E731
             values: dict[Any, list[Row]] = defaultdict(list)
@@ -130,26 +131,12 @@ def draw_options(data: list[Row]) -> None:
     plt.close(figure)
 
 
-def table(data: list[Row]) -> str:
-    """Every setting with its mean loss and deviation over seeds, as Markdown."""
-    settings: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in data:
-        options = ", ".join(f"{key} {value}" for key, value in row["options"].items())
-        settings[(row["part"], row["text"], row["optimizer"], row["steps"], row["lr"], options)].append(row)
-    lines = ["| part | text | optimizer | steps | lr | options | seeds | loss |", "|---|---|---|---|---|---|---|---|"]
-    for key, chosen in settings.items():
-        average, deviation = spread(chosen)
-        lines.append(f"| {' | '.join(map(str, key))} | {len(chosen)} | {average:.4f} ± {deviation:.4f} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     draw_response()
     data = rows()
     if data:
         draw_losses(data)
         draw_options(data)
-        print(table(data))
 
 
 if __name__ == "__main__":
