@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dash_shampoo.bench.roots import decaying_stack, directional_error, measure
+from dash_shampoo.bench.roots import directional_error, measure
 from dash_shampoo.bench.step import measure as measure_steps
 from dash_shampoo.bench.timing import interleaved
-from dash_shampoo.roots import inverse_root
 from tests.roots.matrices import exact_root, with_condition
 from tests.test_cli import run
 
