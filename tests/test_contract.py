@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -112,7 +115,23 @@ def test_nonfinite_gradient_raises_before_anything_moves_if_asked() -> None:
     with pytest.raises(FloatingPointError, match="weight2"):
         optimizer.step()
     assert all(torch.equal(parameter, old) for parameter, old in zip(params, before, strict=True))
+    optimizer.state_dict()  # counts what there is to count
     assert_same_state(state, snapshot(optimizer))
+
+
+@pytest.mark.parametrize("on_nonfinite", ["skip", "raise"])
+def test_gradients_are_let_go_after_the_step(on_nonfinite: str) -> None:
+    params = parameters(SHAPES, torch.float32)
+    optimizer = Dash(params, on_nonfinite=on_nonfinite)
+    give_gradients(params, 0)
+    if on_nonfinite == "raise":
+        params[2].grad[0, 0] = float("nan")
+    gradients = [weakref.ref(parameter.grad) for parameter in params]
+    with nullcontext() if on_nonfinite == "skip" else pytest.raises(FloatingPointError):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    assert not any(gradient() is not None for gradient in gradients)
 
 
 @pytest.mark.parametrize("grafting", ["none", "sgd", "adagrad", "rmsprop", "adam"])

@@ -278,6 +278,8 @@ class Dash(Optimizer):
             if refuse and group["on_nonfinite"] == "raise"
         ]
         if refused:
+            for each in self._banks:
+                each.forget()
             shown = ", ".join(refused[:5]) + ", ..." * (len(refused) > 5)
             raise FloatingPointError(f"the gradient of {shown} is not finite; no parameter has been moved")
 

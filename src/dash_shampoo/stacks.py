@@ -294,6 +294,10 @@ class Bank:
         self._watch.post(self.skipped.sum())
         return taken
 
+    def forget(self) -> None:
+        """Leaves the step that `survey` has begun."""
+        self._gradients, self._came = [], []
+
     def begin(self) -> None:
         """Brings the gradients to where they are needed."""
         for carrier in self._carriers.values():
