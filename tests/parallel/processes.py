@@ -70,9 +70,12 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         torch.manual_seed(0)
+        joined = False
         try:
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
             dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+            dist.barrier()  # a job may end before another process is through
+            joined = True
             answer = True, job(*arguments)
         except Exception:
             answer = False, traceback.format_exc()
@@ -80,3 +83,5 @@ def _serve(pipe: Connection) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
         pipe.send(answer)
+        if not joined:
+            return  # groups count what has been made, so that this process would not find the others again
