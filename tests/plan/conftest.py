@@ -1,3 +1,0 @@
-from tests.parallel.conftest import processes
-
-__all__ = ["processes"]
