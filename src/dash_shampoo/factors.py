@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dash_shampoo.kernels import bmm
 from dash_shampoo.roots import Eigh, Solver, inverse_root
 from dash_shampoo.watch import Watch
 
@@ -74,20 +75,20 @@ class Factors:
 
     def factor(self, lanes: slice | Tensor) -> Tensor:
         """The factors in ``lanes``, unpacked: (k, b, b)."""
-        lower = self.packed[lanes][:, 1:].tril()
-        return lower.add_(lower.tril(-1).mT)
+        own = self.packed[lanes][:, 1:]
+        return torch.where(self.lower, own, own.mT)
 
     def inverse(self, lanes: slice | Tensor) -> Tensor:
         """The inverse roots in ``lanes``, unpacked: (k, b, b)."""
-        upper = self.packed[lanes][:, :-1].triu()
-        return upper.add_(upper.triu(1).mT)
+        own = self.packed[lanes][:, :-1]
+        return torch.where(self.lower.mT, own, own.mT)
 
     def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
         """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
         own = self.packed[lanes, 1:]
         # Tensor cores may round the inputs here: what they compute is the product of a slightly moved gradient with
         # itself, still positive semidefinite.
-        product = torch.bmm(half, half.mT).addcmul_(own, keep)
+        product = bmm(half, half.mT).addcmul_(own, keep)
         torch.where(self.lower, product, own, out=own)
 
     def update_roots(self, lanes: Tensor | None) -> None:
@@ -123,11 +124,10 @@ class Factors:
             damping=self.key.damping,
             epsilon=self.key.epsilon,
             precision=self.key.precision,
-            previous=self.inverse(lanes).to(dtype),
         )
         packed = self.packed[lanes]
         own = packed[:, :-1]
-        own.copy_(torch.where(self.lower.mT, root.value.to(own.dtype), own))
+        torch.where(self.lower.mT & root.ok.view(-1, 1, 1), root.value.to(own.dtype), own, out=own)
         if isinstance(lanes, Tensor):
             self.packed.index_copy_(0, lanes, packed)
         self.residual[lanes] = root.residual.to(own.dtype)

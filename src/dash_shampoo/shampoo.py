@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.grafting import Scalar
+from dash_shampoo.kernels import bmm
 from dash_shampoo.stacks import Part
 
 
@@ -77,8 +78,8 @@ def grafted_step(part: Part, moment: Tensor, steps: Tensor) -> Tensor:
 
 def precondition(part: Part, moment: Tensor) -> Tensor:
     """L^(-1/p) M R^(-1/p), or L^(-1/p) M for one-sided blocks. (n, r, c)"""
-    update = torch.bmm(part.sides[0].inverse(), moment)
-    return torch.bmm(update, part.sides[1].inverse()) if len(part.sides) > 1 else update
+    update = bmm(part.sides[0].inverse(), moment)
+    return bmm(update, part.sides[1].inverse()) if len(part.sides) > 1 else update
 
 
 def graft(part: Part, update: Tensor, step: Tensor) -> Tensor:

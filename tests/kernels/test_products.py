@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dash_shampoo.kernels import PRECISIONS, matmul, strict_products, unit_roundoff
+from dash_shampoo.kernels import PRECISIONS, bmm, matmul, strict_products, unit_roundoff
 
 
 def factors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -105,3 +105,11 @@ def test_a_result_in_columns_is_filled_without_a_product_into_columns() -> None:
 def test_new_products_lie_in_rows_whatever_the_layout_of_their_factors(size: int) -> None:
     columns = torch.randn(1, size, size).mT
     assert matmul(columns, columns, precision="fp32", symmetric=True).is_contiguous()
+
+
+def test_the_quick_product_is_a_float32_product_and_leaves_the_flags() -> None:
+    a, b, exact = factors()
+    flags = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    scale = a.double().abs() @ b.double().abs()
+    assert ((bmm(a, b).double() - exact).abs() / scale).max() < 8 * unit_roundoff("fp32")
+    assert (torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == flags

@@ -5,6 +5,7 @@ from dash_shampoo.kernels.flags import strict_products
 from dash_shampoo.kernels.products import (
     PRECISIONS,
     Product,
+    bmm,
     coarsest,
     matmul,
     promised_error,
@@ -15,6 +16,7 @@ from dash_shampoo.kernels.products import (
 __all__ = [
     "PRECISIONS",
     "Product",
+    "bmm",
     "cached_apart",
     "coarsest",
     "matmul",

@@ -34,6 +34,16 @@ def strict_products(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def quick_products(device: torch.device) -> Iterator[None]:
+    """Lets float32 products on a kind of ``device`` take the fastest kernel, as precise as torch's flags ask for."""
+    if device.type == "cpu" and _onednn_is_exact():
+        with strict_products(device):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def tf32_products() -> Iterator[None]:
     """Lets float32 products on CUDA use TF32 inside."""
     with _LOCK, _held(torch.backends.cuda.matmul, "tf32"):

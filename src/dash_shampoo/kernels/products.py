@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels.flags import tf32_products
+from dash_shampoo.kernels.flags import quick_products, tf32_products
 
 # Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
 _ROUNDOFF = {
@@ -68,6 +68,12 @@ def promised_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
 def temporaries(precision: str) -> int:
     """How many stacks as large as a factor a product makes beside its result, at most."""
     return {"fp32": 0, "tf32": 4}.get(precision, 6)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """The products (n, r, c) of two stacks (n, r, k) and (n, k, c), as precise as torch's global flags ask for."""
+    with quick_products(a.device):
+        return torch.bmm(a, b)
 
 
 def matmul(
