@@ -215,9 +215,9 @@ class Dash(Optimizer):
 
         Returns:
             ``skipped``: steps that parameters skipped because their gradient was not finite, summed over parameters;
-            ``roots``: inverse roots that are kept; ``roots_failed``: how often a certificate refused one so far;
-            ``roots_failing``: roots that it refused the last time; ``roots_rescued``: how often a float64
-            eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
+            ``roots``: inverse roots that are kept, here and below by this process alone; ``roots_failed``: how often a
+            certificate refused one so far; ``roots_failing``: roots that it refused the last time; ``roots_rescued``:
+            how often a float64 eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
         """
         factors = [factors for bank in self._banks for factors in bank.factors.values()]
         return {
@@ -244,6 +244,7 @@ class Dash(Optimizer):
 
         Raises:
             FloatingPointError: a gradient is not finite and its group says ``on_nonfinite="raise"``.
+            RuntimeError: another process has failed, or has other parameters or options (docs/distributed.md).
             TypeError: a gradient is sparse.
             ValueError: the groups' options have become invalid, or no longer fit the state.
         """
@@ -287,7 +288,8 @@ class Dash(Optimizer):
         if not self._warned and any(bank.has_skipped() for bank in self._banks):
             self._warned = True
             warnings.warn(
-                "a gradient was not finite: its parameter skips the step, which diagnostics() counts; "
+                "a gradient was not finite, or missing on some processes that hold replicas: its parameter skips the "
+                "step, which diagnostics() counts; "
                 "on_nonfinite='raise' stops there instead",
                 RuntimeWarning,
                 stacklevel=4,
@@ -365,8 +367,9 @@ class Dash(Optimizer):
         """
         for bank in self._banks if banks is None else banks:
             for parameter, came in zip(bank.parameters, bank.came(), strict=True):
-                if came:
-                    self.state[parameter]["age"] += 1
+                state = self.state.get(parameter, {})
+                if came and "age" in state:  # or the user has taken it out
+                    state["age"] += 1
 
 
 def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
