@@ -12,7 +12,7 @@ from dash_shampoo.roots import Eigh, Solver, inverse_root
 from dash_shampoo.watch import Watch
 
 # The most stacks of a factor's size that a solver holds at a time.
-TEMPORARIES = 10
+TEMPORARIES = 9
 
 
 def workspace(most: int | None, device: torch.device) -> int:
