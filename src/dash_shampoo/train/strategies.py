@@ -72,6 +72,10 @@ class Replicated(Alone):
         options: dict[str, Any] = {"device_ids": None if device.type == "cpu" else [device.index], buffers: False}
         self._wrapped = DistributedDataParallel(model, **options)
         self.module = self._wrapped
+        # The first backward decides how gradients are bundled, and with it the order of their sums: one for nothing
+        # makes the first step of a resumed run the same as any other, to the bit.
+        self.module(torch.zeros(1, 1, dtype=torch.int64, device=device)).sum().backward()
+        model.zero_grad(set_to_none=True)
 
     def reducing(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self._wrapped.no_sync()
