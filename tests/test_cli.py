@@ -214,6 +214,8 @@ def losses_exist(path: Path) -> bool:
         ("train --data text.txt --run taken", "exists already"),
         ("train --data text.txt --steps 0", "steps must be at least 1"),
         ("train --data text.txt --clip nan", "clip must be a finite number"),
+        ("train --data text.txt --strategy fsdp", "strategy fsdp needs several processes: torchrun"),
+        ("train --data text.txt --replicas 2", "replicas is for strategy hsdp"),
         ("train --data text.txt --lr nan", "lr must be a finite number"),
         ("train --data text.txt --seed -1", "seed must be at least 0"),
         ("train --data text.txt --set lr=1", "give --lr"),
