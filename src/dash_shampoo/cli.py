@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import typer
@@ -20,7 +20,7 @@ def main() -> None:
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        sys.exit(_complain(f"the command needs {', '.join(missing)}: pip install 'dash-shampoo[train]'"))
+        _end(_complain(f"the command needs {', '.join(missing)}: pip install 'dash-shampoo[train]'"))
     import typer
 
     from dash_shampoo.train.errors import InputError
@@ -35,7 +35,7 @@ def main() -> None:
         code = _complain(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         code = 130
-    sys.exit(code or 0)
+    _end(code or 0)
 
 
 def build() -> typer.Typer:
@@ -66,11 +66,24 @@ def build() -> typer.Typer:
     return app
 
 
+def _end(code: int) -> NoReturn:
+    """Exits; one of several processes at once, since threads of a process group may abort Python's tidying up."""
+    if _several():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _several() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _complain(message: str) -> int:
-    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    rank = os.environ.get("RANK", "0")
     if rank == "0":
         _print(message)
-    if size != "1":
+    if _several():
         from dash_shampoo.train.processes import meet
 
         if not meet() and rank != "0":  # the mistake is this process's alone: nobody else says it

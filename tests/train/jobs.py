@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch import nn
 
 from dash_shampoo.train.command import go_on
 from dash_shampoo.train.loop import Trainer, train
@@ -81,6 +83,17 @@ def gradients_agree(folder: str, strategy: str, last: bool) -> bool:
     largest = own.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return torch.equal(own, largest)
+
+
+def norm_and_roots(folder: str, changes: dict[str, Any]) -> tuple[float, int]:
+    """The gradient's norm that the first step clips by, and the roots that the diagnostics count after it."""
+    trainer = Trainer(settings(folder, clip=0.1, **changes), launched())
+    norms: list[Any] = []
+    clip = nn.utils.clip_grad_norm_
+    with mock.patch.object(nn.utils, "clip_grad_norm_", lambda *arguments: norms.append(clip(*arguments))):
+        trainer.train_step()
+    norm = norms[0].full_tensor() if hasattr(norms[0], "full_tensor") else norms[0]
+    return norm.item(), int(trainer.diagnostics()["dash/roots"])
 
 
 def mistake(folder: str, changes: dict[str, Any], different_texts: bool) -> str:

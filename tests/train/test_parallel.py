@@ -73,7 +73,15 @@ def test_a_run_goes_on_with_other_processes(
     assert losses(folder, "run").keys() == losses(folder, "straight").keys()
 
 
-@pytest.mark.parametrize(("size", "changes"), STRATEGIES)
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        *STRATEGIES,
+        (3, {"strategy": "ddp"}),  # whose sums depend on how gradients are bundled
+        (2, {"strategy": "fsdp", "optimizer": "muon", "options": {}}),
+        (2, {"strategy": "fsdp", "optimizer": "sgd", "options": {}, "tied": True}),
+    ],
+)
 def test_a_run_goes_on_with_as_many_processes_to_the_bit(
     processes: Processes, folder: str, size: int, changes: dict[str, Any]
 ) -> None:
@@ -82,6 +90,24 @@ def test_a_run_goes_on_with_as_many_processes_to_the_bit(
     assert processes.run(jobs.resume, size, folder, "run", {}) == straight
     ends = [torch.load(Path(folder) / run / "checkpoint.pt")["model"] for run in ("straight", "run")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_muon_orthogonalises_whole_matrices(processes: Processes, folder: str) -> None:
+    changes: dict[str, Any] = {"optimizer": "muon", "options": {}}
+    (one,) = processes.run(jobs.start, 1, folder, "one", changes)
+    many = processes.run(jobs.start, 2, folder, "many", {**changes, "strategy": "fsdp"})
+    assert many[0] == pytest.approx(one, **ROUNDING)
+
+
+@pytest.mark.parametrize(("size", "changes"), STRATEGIES)
+def test_clipping_and_diagnostics_are_of_the_whole_model(
+    processes: Processes, folder: str, size: int, changes: dict[str, Any]
+) -> None:
+    ((norm, roots),) = processes.run(jobs.norm_and_roots, 1, folder, {})
+    assert norm > 0.1  # so that it is clipped
+    assert roots > 0
+    for own in processes.run(jobs.norm_and_roots, size, folder, changes):
+        assert own == (pytest.approx(norm, rel=1e-4), roots)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
