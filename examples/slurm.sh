@@ -19,7 +19,9 @@ else
     --batch-size 512 --steps 20000 --save-every 500)
 fi
 
-# Slurm's TERM five minutes before the end reaches every process, which saves after its step.
+# Slurm's TERM five minutes before the end reaches every process, which saves after its step. Newer versions of torchrun
+# give them this many seconds for it, older ones 30.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 trap 'kill -TERM "$pid"; wait "$pid"' TERM
 srun torchrun \
   --nnodes "$SLURM_NNODES" --nproc-per-node 8 --max-restarts 0 \

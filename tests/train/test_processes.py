@@ -189,7 +189,7 @@ def test_a_mistake_of_a_flag_is_said_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_lost_or_stuck_ends_the_other(tmp_path: Path, fault: signal.Signals) -> None:
-    timeout = 10 if fault == signal.SIGSTOP else 600
+    timeout = 6 if fault == signal.SIGSTOP else 600
     processes = start(
         tmp_path, f"{SMALL} --data text.txt --batch-size 4 --steps 100000 --folder run --timeout {timeout}"
     )
