@@ -22,6 +22,7 @@ from dash_shampoo.parallel.ownership import Entry
 from dash_shampoo.parallel.replicated import Replicated
 from dash_shampoo.parallel.sharded import Sharded
 from dash_shampoo.parallel.world import World
+from dash_shampoo.portions import portions
 from dash_shampoo.watch import Watch
 
 # The most tensors of a part's size that a stage of the step holds beside the state.
@@ -152,16 +153,11 @@ def _portions(
     """Runs of members that fit the workspace, or of one member, with the lanes they take up."""
     block = TEMPORARIES * dtype.itemsize * weight(len(key.factors), *key.block)
     most = workspace(key.max_workspace, device) // block
-    portion: list[Member] = []
-    start = stop = 0
-    for member in members:
-        if portion and stop - start + member.tile.blocks > most:
-            yield portion, slice(start, stop)
-            portion, start = [], stop
-        portion.append(member)
-        stop += member.tile.blocks
-    if portion:
-        yield portion, slice(start, stop)
+    start = 0
+    for some in portions(members, lambda member: member.tile.blocks, most):
+        stop = start + sum(member.tile.blocks for member in some)
+        yield some, slice(start, stop)
+        start = stop
 
 
 class Survey(NamedTuple):

@@ -51,6 +51,17 @@ def extent(tile: Tile) -> Box:
     return Box((i, i + down * r), (j, j + across * c))
 
 
+def rectangle(tile: Tile, buffer: Tensor, start: int) -> Tensor:
+    """The elements of a tile that lie in a flat ``buffer`` from ``start`` on, row by row: (rows, columns)."""
+    box = extent(tile)
+    return buffer[start : start + box.size].view(box.shape)
+
+
+def blocks_of(tile: Tile, buffer: Tensor, start: int) -> Tensor:
+    """The same elements as blocks, in the shape that `Tile.of` gives."""
+    return tile._replace(origin=(0, 0)).of(rectangle(tile, buffer, start))
+
+
 class Placement(NamedTuple):
     """How the processes of a group hold a parameter.
 
@@ -65,7 +76,7 @@ class Placement(NamedTuple):
     @property
     def replicated(self) -> bool:
         """Whether every process holds the whole parameter."""
-        return len(set(self.copies)) == len(self.copies)
+        return self.number_of_copies == len(self.copies)
 
     @property
     def number_of_copies(self) -> int:

@@ -6,14 +6,14 @@ send what they have to the owners and spread what comes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import Tile, as_matrix
-from dash_shampoo.parallel.boxes import Placement, local
+from dash_shampoo.parallel.boxes import Placement
+from dash_shampoo.parallel.pieces import Piece, Weights, decay, descend
 from dash_shampoo.parallel.world import World
 
 Gradients = list[Tensor | None]
@@ -28,15 +28,6 @@ class Member(NamedTuple):
     tile: Tile
     name: str  # of the tile in the parameter's state
     carrier: Carrier
-
-
-class Piece(NamedTuple):
-    """A part of an update on its way into a parameter."""
-
-    place: int  # of the parameter in its bank
-    group: Mapping[str, Any]
-    update: Tensor
-    weight: Tensor  # what it moves, of the same shape
 
 
 class Carrier:
@@ -109,54 +100,3 @@ class Direct(Carrier):
             decay(pieces)
             update.masked_fill_(live == 0, 0)
             descend(pieces)
-
-
-class Weights:
-    """What this process holds of parameters, as matrices to write to; leaving writes those back that are no views."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._parameters = {id(parameter): parameter for parameter in parameters}
-        self._matrices = {key: as_matrix(local(parameter)) for key, parameter in self._parameters.items()}
-
-    def of(self, parameter: Tensor) -> Tensor:
-        """The matrix of a parameter."""
-        return self._matrices[id(parameter)]
-
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for key, parameter in self._parameters.items():
-            own, matrix = local(parameter), self._matrices[key]
-            if own.numel() and matrix.data_ptr() != own.data_ptr():
-                own.copy_(matrix.view(own.shape))
-
-
-def decay(pieces: list[Piece]) -> list[Piece]:
-    """update <- update + weight_decay W; returns the pieces that have any."""
-    decayed = []
-    for group, own in _by_group(pieces):
-        if group["weight_decay"]:
-            torch._foreach_add_(
-                [piece.update for piece in own], [piece.weight for piece in own], alpha=group["weight_decay"]
-            )
-            decayed += own
-    return decayed
-
-
-def descend(pieces: list[Piece]) -> None:
-    """W <- W - lr update; the updates are used up."""
-    for group, own in _by_group(pieces):
-        updates, weights = [piece.update for piece in own], [piece.weight for piece in own]
-        if isinstance(group["lr"], Tensor):
-            torch._foreach_mul_(updates, -group["lr"].to(updates[0].device))
-            torch._foreach_add_(weights, updates)
-        else:
-            torch._foreach_add_(weights, updates, alpha=-group["lr"])
-
-
-def _by_group(pieces: list[Piece]) -> Iterable[tuple[Mapping[str, Any], list[Piece]]]:
-    found: dict[int, tuple[Mapping[str, Any], list[Piece]]] = {}
-    for piece in pieces:
-        found.setdefault(id(piece.group), (piece.group, []))[1].append(piece)
-    return found.values()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import as_matrix
-from dash_shampoo.parallel.boxes import Box, Placement, extent
-from dash_shampoo.parallel.carrier import Carrier, Gradients, Member, Piece, Weights
-from dash_shampoo.parallel.replicated import elements, settle, whole
+from dash_shampoo.parallel.boxes import Box, Placement, blocks_of, extent, rectangle
+from dash_shampoo.parallel.carrier import Carrier, Gradients, Member
+from dash_shampoo.parallel.pieces import Piece, Weights, settle
 from dash_shampoo.parallel.world import World
 
 
@@ -44,9 +44,9 @@ class Sharded(Carrier):
         me = self._world.rank
         dtype = member.parameter.dtype
         self._narrowest = dtype if self._narrowest is None else torch.promote_types(self._narrowest, dtype)
-        whole_box = extent(member.tile)
+        whole = extent(member.tile)
         self._held[member.place] = held = placement.boxes[me]
-        mine = whole_box.meet(held)
+        mine = whole.meet(held)
         if mine is not None:
             self._awaited[owner].append(Share(member, mine))
             if placement.copies[owner] == placement.copies[me]:
@@ -54,9 +54,9 @@ class Sharded(Carrier):
         if owner != me:
             return
         self._start[member.place, member.name] = self._size
-        self._size += elements(member.tile)
+        self._size += whole.size
         for other, box in enumerate(placement.boxes):
-            theirs = whole_box.meet(box)
+            theirs = whole.meet(box)
             if theirs is not None:
                 self._answered[other].append(Share(member, theirs))
                 if placement.copies[other] == placement.copies[me]:
@@ -65,41 +65,42 @@ class Sharded(Carrier):
     def begin(self, gradients: Gradients) -> None:
         out = torch.zeros(_total(self._asked), dtype=self._narrowest, device=self._device)
         matrices: dict[int, Tensor | None] = {}
-        targets, sources = [], []
+        pairs = []
         for target, (member, box) in _cut(out, self._asked):
             if member.place not in matrices:
                 gradient = gradients[member.place]
                 matrices[member.place] = None if gradient is None else as_matrix(gradient)
             matrix = matrices[member.place]
             if matrix is not None:  # or else its place stays zero
-                targets.append(target)
-                sources.append(box.of(matrix, self._held[member.place]))
-        _copy(targets, sources)
+                pairs.append((target, box.of(matrix, self._held[member.place])))
+        _copy(pairs)
         arrived, wait = self._world.exchange(out, _sizes(self._asked), _sizes(self._offered), "the gradients")
         wait()
         self._rectangles = torch.empty(self._size, dtype=self._dtype, device=self._device)
         self._updates = torch.empty_like(self._rectangles, dtype=self._wire)
-        pairs = [(self._rectangle(self._rectangles, share), came) for came, share in _cut(arrived, self._offered)]
-        _copy([target for target, _ in pairs], [source for _, source in pairs])
+        _copy([(self._part(self._rectangles, share), came) for came, share in _cut(arrived, self._offered)])
 
     def has_gradient(self, member: Member) -> bool:
         return True  # parts that are missing are zero, and `deliver` hears of gradients that are missing altogether
 
     def gradient(self, member: Member) -> Tensor:
         assert self._rectangles is not None
-        return whole(member.tile, self._rectangles, self._start[member.place, member.name])
+        return blocks_of(member.tile, self._rectangles, self._start[member.place, member.name])
 
     def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
         assert self._updates is not None
         update.masked_fill_(live == 0, 0)
-        sinks = [whole(member.tile, self._updates, self._start[member.place, member.name]) for member, _ in members]
-        _copy(sinks, [blocks for _, blocks in members])
+        _copy(
+            [
+                (blocks_of(member.tile, self._updates, self._start[member.place, member.name]), blocks)
+                for member, blocks in members
+            ]
+        )
 
     def send(self) -> None:
         assert self._updates is not None
         out = torch.empty(_total(self._answered), dtype=self._wire, device=self._device)
-        pairs = [(target, self._rectangle(self._updates, share)) for target, share in _cut(out, self._answered)]
-        _copy([target for target, _ in pairs], [source for _, source in pairs])
+        _copy([(target, self._part(self._updates, share)) for target, share in _cut(out, self._answered)])
         self._rectangles = self._updates = None
         self._arriving = self._world.exchange(out, _sizes(self._answered), _sizes(self._awaited), "the updates")
 
@@ -115,11 +116,11 @@ class Sharded(Carrier):
                 pieces.append(Piece(member.place, member.group, update, weight))
             settle(pieces, taken, self._dtype)
 
-    def _rectangle(self, buffer: Tensor, share: Share) -> Tensor:
+    def _part(self, buffer: Tensor, share: Share) -> Tensor:
         """Where a share of one of this process's tiles lies in a buffer of whole tiles."""
+        tile = share.member.tile
         start = self._start[share.member.place, share.member.name]
-        box = extent(share.member.tile)
-        return share.box.of(buffer[start : start + box.size].view(box.shape), box)
+        return share.box.of(rectangle(tile, buffer, start), extent(tile))
 
 
 def _sizes(shares: list[list[Share]]) -> list[int]:
@@ -137,6 +138,7 @@ def _cut(buffer: Tensor, shares: list[list[Share]]) -> list[tuple[Tensor, Share]
     return [(piece.view(share.box.shape), share) for piece, share in zip(pieces, flat, strict=True)]
 
 
-def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_(targets, sources)
+def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copies into the first of each pair from the second."""
+    if pairs:
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])

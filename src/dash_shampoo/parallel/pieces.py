@@ -1,0 +1,106 @@
+"""Pieces of updates on their way into parameters: the last line of the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.blocks import as_matrix, is_matrix_view
+from dash_shampoo.factors import workspace
+from dash_shampoo.parallel.boxes import local
+from dash_shampoo.portions import portions
+
+
+class Piece(NamedTuple):
+    """A part of an update on its way into a parameter."""
+
+    place: int  # of the parameter in its bank
+    group: Mapping[str, Any]
+    update: Tensor
+    weight: Tensor  # what it moves, of the same shape
+
+
+class Weights:
+    """What this process holds of parameters, as matrices to write to; leaving writes those back that are no views."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = {id(parameter): parameter for parameter in parameters}
+        self._matrices = {key: as_matrix(local(parameter)) for key, parameter in self._parameters.items()}
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The matrix of a parameter."""
+        return self._matrices[id(parameter)]
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key, parameter in self._parameters.items():
+            own = local(parameter)
+            if not is_matrix_view(own):
+                own.copy_(self._matrices[key].view(own.shape))
+
+
+def decay(pieces: list[Piece]) -> list[Piece]:
+    """update <- update + weight_decay W; returns the pieces that have any."""
+    decayed = []
+    for group, own in _by_group(pieces):
+        if group["weight_decay"]:
+            torch._foreach_add_(
+                [piece.update for piece in own], [piece.weight for piece in own], alpha=group["weight_decay"]
+            )
+            decayed += own
+    return decayed
+
+
+def descend(pieces: list[Piece]) -> None:
+    """W <- W - lr update; the updates are used up."""
+    for group, own in _by_group(pieces):
+        updates, weights = [piece.update for piece in own], [piece.weight for piece in own]
+        if isinstance(group["lr"], Tensor):
+            torch._foreach_mul_(updates, -group["lr"].to(updates[0].device))
+            torch._foreach_add_(weights, updates)
+        else:
+            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+
+
+def _by_group(pieces: list[Piece]) -> Iterable[tuple[Mapping[str, Any], list[Piece]]]:
+    found: dict[int, tuple[Mapping[str, Any], list[Piece]]] = {}
+    for piece in pieces:
+        found.setdefault(id(piece.group), (piece.group, []))[1].append(piece)
+    return found.values()
+
+
+def settle(pieces: list[Piece], taken: Tensor, dtype: torch.dtype) -> None:
+    """Moves weights by updates that are zero already where a parameter has not ``taken`` (p,) the step.
+
+    Updates that have come in another dtype than ``dtype`` are converted as many at a time as the workspace holds: all
+    at once they would take as much memory as what the process holds of the model.
+    """
+    if all(piece.update.dtype == dtype for piece in pieces):
+        _settle(pieces, taken)
+        return
+    device = pieces[0].update.device
+    most = min(workspace(limit, device) for limit in {piece.group["max_workspace"] for piece in pieces})
+    for some in portions(pieces, lambda piece: piece.update.numel() * dtype.itemsize, most):
+        _settle(_converted(some, dtype), taken)
+
+
+def _converted(pieces: list[Piece], dtype: torch.dtype) -> list[Piece]:
+    """The pieces with their updates in ``dtype``."""
+    sizes = [piece.update.numel() for piece in pieces]
+    flat = torch.empty(sum(sizes), dtype=dtype, device=pieces[0].update.device)
+    updates = [part.view_as(piece.update) for part, piece in zip(flat.split(sizes), pieces, strict=True)]
+    torch._foreach_copy_(updates, [piece.update for piece in pieces])
+    return [piece._replace(update=update) for piece, update in zip(pieces, updates, strict=True)]
+
+
+def _settle(pieces: list[Piece], taken: Tensor) -> None:
+    decayed = decay(pieces)
+    if decayed:
+        alive = taken.unbind()
+        torch._foreach_mul_([piece.update for piece in decayed], [alive[piece.place] for piece in decayed])
+    descend(pieces)
