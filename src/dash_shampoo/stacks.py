@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
-from dash_shampoo.layout import StackKey, cut, moment_dtype, state_dtype, weight
+from dash_shampoo.layout import StackKey, moment_dtype, state_dtype, weight
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
 from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients, Member
 from dash_shampoo.parallel.ownership import Entry
@@ -192,14 +192,14 @@ class Bank:
         self._came: list[bool] = []
         copies, needed = [], []
         shared: dict[StackKey, list[Member]] = {}
-        for place, (parameter, group, _, owners) in enumerate(entries):
+        for place, (parameter, group, _, tiles, owners) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
             held = placement(parameter, world.ranks)
             copies.append(held.number_of_copies)
             needed.append(world.size if held.replicated else 1)
             carrier = self._carrier(held, wire)
-            for (key, tile, name), owner in zip(cut(parameter, group), owners, strict=True):
+            for (key, tile, name), owner in zip(tiles, owners, strict=True):
                 member = Member(parameter, place, group, tile, name, carrier)
                 carrier.add(member, owner, held)
                 if owner == world.rank:

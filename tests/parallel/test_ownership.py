@@ -12,7 +12,7 @@ from torch import nn
 
 from dash_shampoo import Dash, param_groups
 from dash_shampoo.layout import cut
-from dash_shampoo.parallel.cost import Work, cost, stages
+from dash_shampoo.parallel.cost import Work, stages
 from dash_shampoo.parallel.ownership import Entry, Ownership, assign
 from dash_shampoo.parallel.world import ALONE, World, Worlds
 from dash_shampoo.roots import products
@@ -41,8 +41,8 @@ class Everywhere(Worlds):
 def loads(entries: list[Entry]) -> list[float]:
     found = [0.0] * entries[0].world.size
     for entry in entries:
-        for (key, tile, _), owner in zip(cut(entry.parameter, entry.group), entry.owners, strict=True):
-            found[owner] += cost(key, tile, entry.group)
+        for owner, each in zip(entry.owners, entry.costs(), strict=True):
+            found[owner] += each
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.layout import cut
+from dash_shampoo.blocks import Tile
+from dash_shampoo.layout import StackKey, cut
 from dash_shampoo.options import structure
 from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.cost import cost
@@ -17,12 +18,17 @@ from dash_shampoo.parallel.world import World, Worlds
 
 
 class Entry(NamedTuple):
-    """A parameter that Dash moves, with the processes that own its tiles."""
+    """A parameter that Dash moves, with its tiles and the processes that own them."""
 
     parameter: Tensor
     group: dict[str, Any]
     world: World
+    tiles: list[tuple[StackKey, Tile, str]]  # as `cut` gives them
     owners: list[int]  # ranks in the world, tile by tile
+
+    def costs(self) -> list[float]:
+        """What balances ownership, of each tile."""
+        return [cost(key, tile, self.group) for key, tile, _ in self.tiles]
 
 
 class Ownership:
@@ -39,38 +45,35 @@ class Ownership:
 
     def entries(self, parameters: Iterable[tuple[Tensor, dict[str, Any]]]) -> list[Entry]:
         """Parameters, each given with its group, with the owners of their tiles; the same on every process."""
-        found, new = [], []
-        loads: dict[World, list[float]] = {}
+        found = []
         for parameter, group in parameters:
-            world = self.worlds.of(parameter)
-            tiles = cut(parameter, group)
-            entry = Entry(parameter, group, world, self._owners.get(parameter, []))
+            world, tiles = self.worlds.of(parameter), cut(parameter, group)
+            owners = self._owners.get(parameter, [])
             if world.size == 1:
-                entry = entry._replace(owners=[0] * len(tiles))
-            else:
-                costs = [cost(key, tile, group) for key, tile, _ in tiles]
-                load = loads.setdefault(world, [0.0] * world.size)
-                if len(entry.owners) == len(tiles):
-                    for owner, each in zip(entry.owners, costs, strict=True):
-                        load[owner] += each
-                else:
-                    entry = entry._replace(owners=[])
-                    new.append((entry, costs))
-            found.append(entry)
-        for world, load in loads.items():
-            own = [(entry, costs) for entry, costs in new if entry.world is world]
-            owners = iter(assign([each for _, costs in own for each in costs], load))
-            for entry, costs in own:
-                entry.owners.extend(next(owners) for _ in costs)
+                owners = [0] * len(tiles)
+            elif len(owners) != len(tiles):
+                owners = []
+            found.append(Entry(parameter, group, world, tiles, owners))
+        new = [entry for entry in found if not entry.owners]
+        for world in {entry.world: None for entry in new}:
+            loads = [0.0] * world.size
+            for entry in found:
+                if entry.world is world and entry.owners:
+                    for owner, each in zip(entry.owners, entry.costs(), strict=True):
+                        loads[owner] += each
+            own = [entry for entry in new if entry.world is world]
+            owners_of_new = iter(assign([each for entry in own for each in entry.costs()], loads))
+            for entry in own:
+                entry.owners.extend(next(owners_of_new) for _ in entry.tiles)
         self._owners = {entry.parameter: entry.owners for entry in found if entry.world.size > 1}
         return found
 
     def owned(self, parameter: Tensor, group: Mapping[str, Any]) -> set[str]:
         """Names of the tiles of a parameter that this process owns, as of the last `entries`."""
-        world = self.worlds.of(parameter)
-        owners = self._owners.get(parameter, [world.rank] * len(cut(parameter, group)))
-        names = (name for _, _, name in cut(parameter, group))
-        return {name for name, owner in zip(names, owners, strict=True) if owner == world.rank}
+        rank = self.worlds.of(parameter).rank
+        names = [name for _, _, name in cut(parameter, group)]
+        owners = self._owners.get(parameter, [rank] * len(names))
+        return {name for name, owner in zip(names, owners, strict=True) if owner == rank}
 
     def compare(self, entries: list[Entry], names: Mapping[int, str]) -> None:
         """Makes sure that every process has the same parameters and options, and the same replicas; collective.
