@@ -122,6 +122,27 @@ def test_a_step_stays_within_its_workspace(root: int, algorithm: str, monkeypatc
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"solver": "chebyshev"},
+        {"solver": "newton-db"},
+        {"solver": "coupled-newton"},
+        {"solver": {"name": "minimax", "degree": 3}},
+        {"precision": "fp16x3"},
+    ],
+    ids=str,
+)
+def test_roots_by_any_solver_and_precision_stay_within_the_workspace(options: dict[str, Any]) -> None:
+    params: list[nn.Parameter] = parameters([(256, 256)] * 12, torch.float32)
+    optimizer = Dash(params, block_size=64, update_every=1, root=4, damping=1e-2, max_workspace=1 << 20, **options)
+    for step in range(2):
+        give_gradients(params, step)
+        with Live() as live:
+            optimizer.step()
+    assert live.peak <= 1 << 20
+
+
 FAULTS = """
 import os, resource, torch
 from dash_shampoo import Dash

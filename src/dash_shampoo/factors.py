@@ -7,12 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import bmm
+from dash_shampoo.kernels import bmm, temporaries
 from dash_shampoo.roots import Eigh, Solver, inverse_root
 from dash_shampoo.watch import Watch
-
-# The most stacks of a factor's size that a solver holds at a time.
-TEMPORARIES = 9
 
 
 def workspace(most: int | None, device: torch.device) -> int:
@@ -44,6 +41,16 @@ class FactorKey(NamedTuple):
     epsilon: float
     precision: str
     max_workspace: int | None
+
+    def needed(self, itemsize: int) -> int:
+        """Bytes beside the state that the inverse root of one factor takes."""
+        unpacked = 2  # the factor and its root
+        stacks = unpacked + self.solver.temporaries(self.root) + temporaries(self.precision)
+        return stacks * itemsize * self.size * (self.size + 1)
+
+    def at_once(self, itemsize: int, device: torch.device) -> int:
+        """How many inverse roots the workspace allows at a time, at least one."""
+        return max(1, workspace(self.max_workspace, device) // self.needed(itemsize))
 
 
 class Factors:
@@ -97,7 +104,7 @@ class Factors:
         Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
         """
         n = len(self.packed)
-        most = max(1, workspace(self.key.max_workspace, self.packed.device) // (TEMPORARIES * self.packed[:1].nbytes))
+        most = self.key.at_once(self.packed.itemsize, self.packed.device)
         retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
         ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
         for some in ranges if lanes is None else lanes.split(most):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dash_shampoo import factors, stacks
+from dash_shampoo import stacks
 from dash_shampoo.factors import FactorKey, workspace
 from dash_shampoo.layout import weight
 from dash_shampoo.plan.arrays import Whole
@@ -67,9 +67,7 @@ def _stages(tiles: Tiles, owners: Whole, ranks: Ranks, device: torch.device) -> 
             lanes[factor] = lanes.get(factor, np.zeros(ranks.size, np.int64)) + own
     roots = [np.zeros(ranks.size, np.int64)]
     for factor, own in lanes.items():
-        each = factors.TEMPORARIES * tiles.size * factor.size * (factor.size + 1)
-        at_once = max(1, workspace(factor.max_workspace, device) // each)
-        roots.append(np.minimum(own, at_once) * each)
+        roots.append(np.minimum(own, factor.at_once(tiles.size, device)) * factor.needed(tiles.size))
     return _most(*parts), _most(*roots)
 
 

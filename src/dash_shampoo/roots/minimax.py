@@ -53,6 +53,9 @@ class Minimax(Solver):
         error = self.steps(max(p, 2), spectrum)[-1].error
         return error if p > 1 else 2 * error
 
+    def temporaries(self, p: int) -> int:
+        return 7 if self.degree == 2 and p <= 4 else super().temporaries(p)
+
     def solve(self, scaled: Scaled, p: int, spectrum: Spectrum, product: Product) -> Tensor:
         if p == 1:
             root = self.solve(scaled, 2, spectrum, product)
