@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tests.parallel import jobs
-from tests.parallel.checkpoints import load_dcp, make, save_dcp
+from tests.parallel.checkpoints import advance, make, save_dcp
 
 SAVED, FAILS = 3, 5
 
@@ -21,19 +20,16 @@ SAVED, FAILS = 3, 5
 def train(strategy: str, folder: str, fault: str) -> tuple[str, float]:
     """Saves after three steps; in the sixth the last process fails. The error here, and the seconds until it came."""
     model, optimizer = make(strategy)
-    for step in range(FAILS + 1):
-        jobs.give(model, step)
-        if step == SAVED:
-            save_dcp(model, optimizer, folder)
-            jobs.give(model, step)
-        last = dist.get_rank() == dist.get_world_size() - 1
-        start = time.monotonic()
-        try:
-            if step == FAILS and last:
-                fail(fault, folder)
-            optimizer.step()
-        except RuntimeError as error:
-            return str(error), time.monotonic() - start
+    advance(model, optimizer, 0, SAVED)
+    save_dcp(model, optimizer, folder)
+    advance(model, optimizer, SAVED, FAILS)
+    start = time.monotonic()
+    try:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            fail(fault, folder)
+        advance(model, optimizer, FAILS, FAILS + 1)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - start
     return "went on", 0.0
 
 
@@ -48,20 +44,3 @@ def fail(fault: str, folder: str) -> None:
         while not (Path(folder) / "end").exists():
             time.sleep(0.05)
         raise RuntimeError("was stuck")
-
-
-def resume(strategy: str, folder: str) -> list[Tensor]:
-    model, optimizer = make(strategy)
-    load_dcp(model, optimizer, folder)
-    for step in range(SAVED, FAILS + 1):
-        jobs.give(model, step)
-        optimizer.step()
-    return [jobs.whole(parameter) for parameter in model.parameters()]
-
-
-def straight(strategy: str) -> list[Tensor]:
-    model, optimizer = make(strategy)
-    for step in range(FAILS + 1):
-        jobs.give(model, step)
-        optimizer.step()
-    return [jobs.whole(parameter) for parameter in model.parameters()]

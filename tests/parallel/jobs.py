@@ -114,14 +114,7 @@ def steps(
 
 def train_ddp(count: int) -> list[Tensor]:
     """The parameters after training with DistributedDataParallel on shards of the batches."""
-    model = DistributedDataParallel(make_model())
-    optimizer = Dash(model.parameters(), **OPTIONS)
-    for step in range(count):
-        tokens, targets = (part.chunk(dist.get_world_size())[dist.get_rank()] for part in batch(step))
-        optimizer.zero_grad()
-        (model(tokens) - targets).square().mean().backward()
-        optimizer.step()
-    return [whole(parameter) for parameter in model.parameters()]
+    return _train(DistributedDataParallel(make_model()), count, dist.get_rank(), dist.get_world_size())
 
 
 def train_fsdp(count: int) -> list[Tensor]:
@@ -129,23 +122,23 @@ def train_fsdp(count: int) -> list[Tensor]:
     model = make_model()
     for module in (model.wide, model.convolution, model):
         fully_shard(module)
-    optimizer = Dash(model.parameters(), **OPTIONS)
-    for step in range(count):
-        tokens, targets = (part.chunk(dist.get_world_size())[dist.get_rank()] for part in batch(step))
-        optimizer.zero_grad()
-        (model(tokens) - targets).square().mean().backward()
-        optimizer.step()
-    return [whole(parameter) for parameter in model.parameters()]
+    return _train(model, count, dist.get_rank(), dist.get_world_size())
 
 
 def train_alone(count: int) -> list[Tensor]:
     """The parameters after training on the whole batches."""
-    model = make_model()
+    return _train(make_model(), count, 0, 1)
+
+
+def _train(
+    model: nn.Module, count: int, rank: int, size: int, draw: Callable[[int], tuple[Tensor, Tensor]] = batch
+) -> list[Tensor]:
+    """The parameters after training on one of ``size`` parts of each batch."""
     optimizer = Dash(model.parameters(), **OPTIONS)
     for step in range(count):
-        tokens, targets = batch(step)
+        inputs, targets = (part.chunk(size)[rank] for part in draw(step))
         optimizer.zero_grad()
-        (model(tokens) - targets).square().mean().backward()
+        (model(inputs) - targets).square().mean().backward()
         optimizer.step()
     return [whole(parameter) for parameter in model.parameters()]
 
@@ -314,12 +307,12 @@ def two_dimensional(count: int) -> list[Tensor]:
     model = make_perceptron()
     parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
-    return _train_perceptron(model, count, mesh["data"].get_local_rank(), 2)
+    return _train(model, count, mesh["data"].get_local_rank(), 2, real_batch)
 
 
 def one_dimensional(count: int) -> list[Tensor]:
     """The same training on one process."""
-    return _train_perceptron(make_perceptron(), count, 0, 1)
+    return _train(make_perceptron(), count, 0, 1, real_batch)
 
 
 def make_perceptron() -> nn.Sequential:
@@ -327,15 +320,10 @@ def make_perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 22), nn.Tanh(), nn.Linear(22, 5)).double()
 
 
-def _train_perceptron(model: nn.Module, count: int, rank: int, size: int) -> list[Tensor]:
-    optimizer = Dash(model.parameters(), **OPTIONS)
-    for step in range(count):
-        generator = torch.Generator().manual_seed(step)
-        x, y = (torch.randn(24, n, generator=generator, dtype=torch.float64).chunk(size)[rank] for n in (6, 5))
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-    return [whole(parameter) for parameter in model.parameters()]
+def real_batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x, y = (torch.randn(24, n, generator=generator, dtype=torch.float64) for n in (6, 5))
+    return x, y
 
 
 def refusal(kind: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import faults
+from tests.parallel import checkpoints, faults
 from tests.parallel.processes import Processes
 from tests.parallel.test_equality import assert_equal
 
@@ -33,8 +33,10 @@ def test_a_process_that_is_killed_in_a_step(
         assert "of 3 could not exchange" in message
         assert "start again from the last checkpoint" in message
         assert seconds < 20
-    resumed = processes.run(faults.resume, 3, strategy, folder)
-    assert_equal(resumed, processes.run(faults.straight, 3, strategy)[0], rtol=0, atol=0)
+    end = faults.FAILS + 1
+    resumed = processes.run(checkpoints.train, 3, strategy, faults.SAVED, end, "dcp", folder, None)
+    straight = processes.run(checkpoints.train, 3, strategy, 0, end, "dcp", None, None)
+    assert_equal(resumed, straight[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
