@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
+from choices import LR, RESULTS, SHORT
 
 from dash_shampoo.roots import inverse_root
 
@@ -21,7 +22,6 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parent.parent / "docs"
-RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 Row = dict[str, Any]
 
 
@@ -113,8 +113,8 @@ def draw_options(data: list[Row]) -> None:
         len(texts), len(parts), figsize=(18, 3.2 * len(texts)), layout="constrained", squeeze=False
     )
     for line, text in zip(grid, texts, strict=True):
-        own = [row for row in data if row["text"] == text and row["optimizer"] == "dash" and row["steps"] == 400]
-        own = [row for row in own if row["lr"] == 5e-3]
+        own = [row for row in data if row["text"] == text and row["optimizer"] == "dash" and row["steps"] == SHORT]
+        own = [row for row in own if row["lr"] == LR]
         base = [row for row in own if row["part"] == "main"]
         for axes, option in zip(line, parts, strict=True):
             default: Callable[[Row], Any] = lambda row, o=option: row["options"].get(o, "adam")  # noqa: E731

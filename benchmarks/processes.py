@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dash_shampoo import Dash, param_groups
+from dash_shampoo.bench.step import decaying_gradient
 from dash_shampoo.bench.timing import interleaved
 from dash_shampoo.train.llama import Llama, config_for
+from dash_shampoo.train.strategies import cut
 
 CASES: dict[str, dict[str, Any]] = {
     "each for itself": {"process_group": None},
@@ -42,12 +43,7 @@ def make(name: str, size: str, device: torch.device, options: dict[str, Any]) ->
             fully_shard(block)  # type: ignore[arg-type]
         fully_shard(model)
     for parameter in model.parameters():
-        gradient = torch.randn(parameter.shape, device=device) * 1e-2
-        if parameter.ndim == 2:
-            gradient *= torch.logspace(0, -3, parameter.shape[1], device=device)
-        if isinstance(parameter, DTensor):
-            gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.grad = gradient
+        parameter.grad = cut(decaying_gradient(parameter.shape, device), parameter)
     return Dash(param_groups(model), lr=1e-3, **options, **CASES[name])
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
+from choices import BASE, LRS
+from plots import Row, rows, spread
+
 TEXTS = ("python", "tinyshakespeare")
-BASE: dict[str, Any] = {"root": 2, "damping": 1e-4, "update_every": 10, "solver": "minimax", "block_size": 128}
-RATES = (3e-3, 5e-3, 1e-2)
-Row = dict[str, Any]
+RATES = sorted(LRS)
 
 
-def loss(rows: list[Row]) -> str:
+def loss(chosen: list[Row]) -> str:
     """Mean, standard deviation and number of seeds of the final validation loss."""
-    losses = [row["loss"] for row in rows]
-    if not losses:
+    if not chosen:
         return ""
-    deviation = f" ± {stdev(losses):.3f}" if len(losses) > 1 else ""
-    return f"{mean(losses):.3f}{deviation} ({len(losses)})"
+    average, deviation = spread(chosen)
+    return f"{average:.3f}{f' ± {deviation:.3f}' if len(chosen) > 1 else ''} ({len(chosen)})"
 
 
 def change(options: dict[str, Any]) -> str:
@@ -33,10 +29,10 @@ def change(options: dict[str, Any]) -> str:
     return ", ".join(f"`{name}` {value}" for name, value in differing.items()) or "defaults of this study"
 
 
-def rivals(rows: list[Row]) -> None:
+def rivals(data: list[Row]) -> None:
     print("| optimizer | steps | lr | python | tinyshakespeare |\n|---|---|---|---|---|")
     chosen: dict[tuple[str, int, float], list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in data:
         if row["options"] in ({}, BASE):
             chosen[row["optimizer"], row["steps"], row["lr"]].append(row)
     for (optimizer, steps, lr), own in sorted(chosen.items(), key=lambda item: (item[0][1] != 400, item[0])):
@@ -44,10 +40,10 @@ def rivals(rows: list[Row]) -> None:
         print(f"| {optimizer} | {steps} | {lr} | {' | '.join(cells)} |")
 
 
-def options(rows: list[Row]) -> None:
+def options(data: list[Row]) -> None:
     print("| | " + " | ".join(f"{text}, lr {lr:g}" for text in TEXTS for lr in RATES) + " |\n|---|" + "---|" * 6)
     chosen: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in data:
         if row["optimizer"] == "dash" and row["steps"] == 400:
             chosen[change(row["options"])].append(row)
     for name, own in sorted(chosen.items(), key=lambda item: (not item[0].startswith("defaults"), item[0])):
@@ -56,10 +52,10 @@ def options(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    rivals(rows)
+    data = rows()
+    rivals(data)
     print()
-    options(rows)
+    options(data)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,16 @@ def parameters_with_gradients(model: str, layers: int | None, device: torch.devi
     torch.manual_seed(0)
     own = list(Llama(config_for(model, layers=layers)).to(device).parameters())
     for parameter in own:
-        parameter.grad = torch.randn_like(parameter) * 1e-2
-        if parameter.ndim == 2:
-            parameter.grad *= torch.logspace(0, -3, parameter.shape[1], device=device)
+        parameter.grad = decaying_gradient(parameter.shape, device)
     return own
+
+
+def decaying_gradient(shape: torch.Size, device: torch.device) -> Tensor:
+    """A random gradient; that of a matrix has a decaying spectrum, as training has them."""
+    gradient = torch.randn(shape, device=device) * 1e-2
+    if len(shape) == 2:
+        gradient *= torch.logspace(0, -3, shape[1], device=device)
+    return gradient
 
 
 def measure(

@@ -17,13 +17,25 @@ from dash_shampoo.plan.plan import Plan
 from dash_shampoo.plan.ranks import STRATEGIES, ranks
 from dash_shampoo.plan.report import show, show_choices
 from dash_shampoo.plan.seconds import Rates
-from dash_shampoo.train.command import Number, Text, Whole, option
+from dash_shampoo.train.command import (
+    MODEL,
+    Heads,
+    Hidden,
+    KvHeads,
+    Layers,
+    Number,
+    Text,
+    Tied,
+    Whole,
+    Width,
+    option,
+)
 from dash_shampoo.train.errors import InputError, choose
 from dash_shampoo.train.llama import config_for
 from dash_shampoo.train.loop import sizes
 from dash_shampoo.train.settings import parse_option
 
-MODEL, MACHINES, OPTIMIZATION, OUTPUT = "Model", "Machines", "Options of Dash", "Output"
+MACHINES, OPTIMIZATION, OUTPUT = "Machines", "Options of Dash", "Output"
 SIZES = ("layers", "width", "heads", "kv_heads", "hidden", "vocabulary", "tied")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DASH = ("solver", "block_size", "update_every", "damping", "root", "grafting", "momentum", "state_dtype", "wire_dtype")
@@ -31,13 +43,13 @@ DASH = ("solver", "block_size", "update_every", "damping", "root", "grafting", "
 
 def command(
     model: Annotated[str, option(MODEL, f"Size: {sizes()} (llama-7b).")] = "llama-7b",
-    layers: Annotated[Whole, option(MODEL, "Number of layers.")] = None,
-    width: Annotated[Whole, option(MODEL, "Width of the residual stream.")] = None,
-    heads: Annotated[Whole, option(MODEL, "Number of attention heads.")] = None,
-    kv_heads: Annotated[Whole, option(MODEL, "Number of key-value heads (as many as heads).")] = None,
-    hidden: Annotated[Whole, option(MODEL, "Width inside SwiGLU.")] = None,
+    layers: Layers = None,
+    width: Width = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    hidden: Hidden = None,
     vocabulary: Annotated[Whole, option(MODEL, "Length of the embedding.")] = None,
-    tied: Annotated[bool | None, option(MODEL, "Share the embedding with the head.", "--tied/--untied")] = None,
+    tied: Tied = None,
     dtype: Annotated[str, option(MODEL, f"Of the parameters: {', '.join(DTYPES)} (fp32).")] = "fp32",
     world_size: Annotated[int, option(MACHINES, "Number of processes, one per device (1).")] = 1,
     strategy: Annotated[Text, option(MACHINES, f"{', '.join(STRATEGIES)} (alone for one process, else fsdp).")] = None,

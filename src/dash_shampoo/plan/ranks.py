@@ -8,8 +8,9 @@ import numpy as np
 
 from dash_shampoo.plan.arrays import Whole
 from dash_shampoo.train.errors import InputError, choose
+from dash_shampoo.train.settings import STRATEGIES as SEVERAL
 
-STRATEGIES = ("alone", "ddp", "fsdp", "hsdp")
+STRATEGIES = ("alone", *SEVERAL)
 
 
 class Ranks(NamedTuple):

@@ -36,14 +36,23 @@ def option(panel: str, text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
 
 
+# Options of the model's size, which other sub-commands have too.
+Layers = Annotated[Whole, option(MODEL, "Number of layers.")]
+Width = Annotated[Whole, option(MODEL, "Width of the residual stream.")]
+Heads = Annotated[Whole, option(MODEL, "Number of attention heads.")]
+KvHeads = Annotated[Whole, option(MODEL, "Number of key-value heads (as many as heads).")]
+Hidden = Annotated[Whole, option(MODEL, "Width inside SwiGLU.")]
+Tied = Annotated[bool | None, option(MODEL, "Share the embedding with the head.", "--tied/--untied")]
+
+
 def command(
     model: Annotated[Text, option(MODEL, f"Size: {sizes()} (tiny).")] = None,
-    layers: Annotated[Whole, option(MODEL, "Number of layers.")] = None,
-    width: Annotated[Whole, option(MODEL, "Width of the residual stream.")] = None,
-    heads: Annotated[Whole, option(MODEL, "Number of attention heads.")] = None,
-    kv_heads: Annotated[Whole, option(MODEL, "Number of key-value heads (as many as heads).")] = None,
-    hidden: Annotated[Whole, option(MODEL, "Width inside SwiGLU.")] = None,
-    tied: Annotated[bool | None, option(MODEL, "Share the embedding with the head.", "--tied/--untied")] = None,
+    layers: Layers = None,
+    width: Width = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    hidden: Hidden = None,
+    tied: Tied = None,
     data: Annotated[
         Text, option(DATA, "Text file, folder, .bin of uint16 tokens or hub:NAME (Python's standard library).")
     ] = None,
