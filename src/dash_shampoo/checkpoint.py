@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dash_shampoo.layout import layout
+from dash_shampoo.names import bare_name
 from dash_shampoo.options import names
 from dash_shampoo.parallel.ownership import Ownership
 
@@ -120,16 +121,26 @@ def _check(
 
 def _by_name(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The saved groups, in the order and division of the optimizer's own."""
+    # Files may have the names of a wrapped model.
+    spell = str if _names(groups) == _names(saved) else bare_name
     places = {
-        name: (group, i) for group in saved for name, i in zip(group["param_names"], group["params"], strict=True)
+        spell(name): (group, i)
+        for group in saved
+        for name, i in zip(group["param_names"], group["params"], strict=True)
     }
-    own = [name for group in groups for name in group["param_names"]]
+    own = [spell(name) for group in groups for name in group["param_names"]]
     differing = sorted(places.keys() ^ set(own))
     if differing:
         raise ValueError(f"the state is of other parameters: {', '.join(differing[:5])} {'...' * (len(differing) > 5)}")
     ordered = []
     for group in groups:
         names = group["param_names"]
-        options = places[names[0]][0] if names else group
-        ordered.append({**options, "params": [places[name][1] for name in names], "param_names": list(names)})
+        options = places[spell(names[0])][0] if names else group
+        ordered.append(
+            {**group, **options, "params": [places[spell(name)][1] for name in names], "param_names": list(names)}
+        )
     return ordered
+
+
+def _names(groups: list[dict[str, Any]]) -> set[str]:
+    return {name for group in groups for name in group["param_names"]}
