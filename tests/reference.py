@@ -22,7 +22,7 @@ def inverse_root(factor: Tensor, p: int, damping: float, epsilon: float) -> Tens
 class Block:
     """One block's state, and the paper's lines for it."""
 
-    def __init__(self, rows: int, columns: int, sides: int, o: dict[str, Any]) -> None:
+    def __init__(self, rows: int, columns: int, sides: str, o: dict[str, Any]) -> None:
         self.o, self.sides, self.t = o, sides, 0
         self.L, self.R = torch.zeros(rows, rows).double(), torch.zeros(columns, columns).double()
         self.M, self.V = torch.zeros(rows, columns).double(), torch.zeros(rows, columns).double()
@@ -55,10 +55,11 @@ class Block:
     def precondition(self, M: Tensor, correction: float) -> Tensor:
         o = self.o
         if (self.t - o["start_step"]) % o["update_every"] == 0:
-            p = o["root"] or 2 * self.sides
+            p = o["root"] or 2 * len(self.sides)
             self.Li = inverse_root(self.L / correction, p, o["damping"], o["epsilon"])
             self.Ri = inverse_root(self.R / correction, p, o["damping"], o["epsilon"])
-        return self.Li @ M @ self.Ri if self.sides == 2 else self.Li @ M
+        left = self.Li @ M if "L" in self.sides else M
+        return left @ self.Ri if "R" in self.sides else left
 
     def grafted(self, M: Tensor, V: Tensor) -> Tensor:
         method, eps = self.o["grafting"] if self.sides else "adam", self.o["graft_eps"]
@@ -69,32 +70,47 @@ class Block:
         return M
 
 
+def sides_of(rows: int, columns: int, o: dict[str, Any]) -> str:
+    """The sides of a matrix's block that are preconditioned: both, or the short one of a thin block."""
+    if o["sides"] == "both" or rows * (rows + 1) + columns * (columns + 1) <= 2.5 * rows * columns:
+        return "LR"
+    return "L" if rows <= columns else "R"
+
+
 class Reference:
     """Moves one float64 parameter as `Dash` with the same options should."""
 
     def __init__(self, parameter: Tensor, **options: Any) -> None:
         self.o = options
         self.W = parameter.detach().double().clone()
-        matrix = self.matrix()
-        b = options["block_size"]
-        self.sides = 2 if self.W.ndim >= 2 else int(self.W.ndim == 1 and options["vectors"] == "shampoo")
-        if options["algorithm"] == "adamw":
-            self.sides = 0
-        if not self.sides:
-            b = max(1, *matrix.shape)
-        corners = product(range(0, matrix.shape[0], b), range(0, matrix.shape[1], b))
-        self.places = [(slice(i, i + b), slice(j, j + b)) for i, j in corners]
-        self.blocks = [Block(*matrix[place].shape, self.sides, options) for place in self.places]
+        stack = self.stack()
+        _, rows, columns = stack.shape
+        vector = self.W.ndim < 2 or (options["sides"] == "auto" and 1 in (rows, columns))
+        plain = options["algorithm"] == "adamw" or (vector and options["vectors"] == "adamw") or self.W.ndim == 0
+        b = max(1, rows, columns) if plain else options["block_size"]
+        self.places, self.blocks = [], []
+        for k, i, j in product(range(len(stack)), range(0, rows, b), range(0, columns, b)):
+            place = k, slice(i, i + b), slice(j, j + b)
+            block = stack[place].shape
+            sides = "" if plain else ("L" if rows >= columns else "R") if vector else sides_of(*block, options)
+            self.places.append(place)
+            self.blocks.append(Block(*block, sides, options))
 
-    def matrix(self) -> Tensor:
-        rows = self.W.shape[0] if self.W.ndim else 1
-        return self.W.reshape(rows, prod(self.W.shape[1:]))
+    def stack(self) -> Tensor:
+        """The parameter as matrices: (k, rows, columns)."""
+        shape = self.W.shape
+        if self.W.ndim < 2:
+            return self.W.reshape(1, -1, 1)
+        view = self.o["view"]
+        if self.W.ndim == 2 or view == "matrix" or (view == "auto" and self.W.ndim > 3):
+            return self.W.reshape(1, shape[0], prod(shape[1:]))
+        return self.W.reshape(prod(shape[:-2]), *shape[-2:])
 
     def step(self, gradient: Tensor) -> None:
         sign = -1.0 if self.o["maximize"] else 1.0
-        matrix = self.matrix()
-        G = sign * gradient.double().reshape(matrix.shape)
+        stack = self.stack()
+        G = sign * gradient.double().reshape(stack.shape)
         for place, block in zip(self.places, self.blocks, strict=True):
             U = block.update(G[place])
-            matrix[place] = (1 - self.o["lr"] * self.o["weight_decay"]) * matrix[place] - self.o["lr"] * U
-        self.W = matrix.reshape(self.W.shape)
+            stack[place] = (1 - self.o["lr"] * self.o["weight_decay"]) * stack[place] - self.o["lr"] * U
+        self.W = stack.reshape(self.W.shape)

@@ -1,104 +1,153 @@
-"""A parameter and its blocks: every tensor is a matrix, every matrix at most four grids of equal blocks.
+"""A parameter and its blocks: every tensor is a stack of matrices, every matrix a few grids of equal blocks.
 
-Shampoo preconditions matrices block by block. A tensor of any shape is viewed as (first dimension, rest) and cut into
-blocks of at most ``block_size``; the remainders on the right and at the bottom give three more block shapes. A `Tile`
+Shampoo preconditions matrices block by block. A tensor of any shape is read as a stack of matrices, most often of one,
+and each matrix is cut into blocks; the remainders on the right and at the bottom give three more block shapes. A `Tile`
 is one such grid of equal blocks, so the blocks of a whole grid are read or written by a single strided copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from math import prod
-from operator import mul
 from typing import NamedTuple
 
 from torch import Size, Tensor
 
+VIEWS = ("auto", "matrix", "stack")
+
 
 class Tile(NamedTuple):
-    """A grid of equal, adjacent blocks inside a matrix.
+    """A grid of equal, adjacent blocks inside a stack of matrices.
 
     Attributes:
-        origin: row and column of the grid's upper left corner.
-        grid: number of blocks down and across.
+        origin: matrix, row and column of the grid's first element.
+        grid: number of matrices, and of blocks down and across each of them.
         block: rows and columns of each block.
     """
 
-    origin: tuple[int, int]
-    grid: tuple[int, int]
+    origin: tuple[int, int, int]
+    grid: tuple[int, int, int]
     block: tuple[int, int]
 
     @property
     def blocks(self) -> int:
         """Number of blocks in the grid."""
-        return self.grid[0] * self.grid[1]
+        return prod(self.grid)
 
-    def of(self, matrix: Tensor) -> Tensor:
-        """The grid as a view of ``matrix`` (rows, columns), of shape (down, across, block rows, block columns)."""
-        (i, j), (r, c) = self.origin, self.block
-        down, right = matrix.stride()
-        offset = matrix.storage_offset() + i * down + j * right
-        return matrix.as_strided((*self.grid, r, c), (r * down, c * right, down, right), offset)
+    def of(self, stack: Tensor) -> Tensor:
+        """The grid as a view of ``stack`` (k, rows, columns): (matrices, down, across, block rows, block columns)."""
+        (k, i, j), (r, c) = self.origin, self.block
+        deep, down, right = stack.stride()
+        offset = stack.storage_offset() + k * deep + i * down + j * right
+        return stack.as_strided((*self.grid, r, c), (deep, r * down, c * right, down, right), offset)
 
-    def of_stack(self, stack: Tensor) -> Tensor:
-        """``stack`` (blocks, block rows, block columns) viewed in the shape that `of` gives the matrix."""
-        return stack.view(*self.grid, *self.block)
-
-
-def matrix_shape(shape: Size) -> tuple[int, int]:
-    """Rows and columns of the matrix that a tensor of ``shape`` is treated as: (first dimension, rest)."""
-    if len(shape) == 0:
-        return 1, 1
-    return shape[0], prod(shape[1:])
+    def of_blocks(self, blocks: Tensor) -> Tensor:
+        """``blocks`` (n, block rows, block columns) viewed in the shape that `of` gives the stack."""
+        return blocks.view(*self.grid, *self.block)
 
 
-def as_matrix(tensor: Tensor) -> Tensor:
-    """``tensor`` in its matrix shape: a view wherever the memory layout allows one, a copy otherwise."""
-    return tensor.reshape(matrix_shape(tensor.shape))
-
-
-def is_matrix_view(tensor: Tensor) -> bool:
-    """Whether `as_matrix` gives a view of ``tensor``, so that writing to it writes to the tensor."""
-    return tensor.ndim <= 2 or tensor.is_contiguous()
-
-
-def tiles(
-    rows: int,
-    columns: int,
-    block: tuple[int, int],
-    *,
-    most: int | None = None,
-    size: Callable[[int, int], int] = mul,
-) -> list[Tile]:
-    """Cuts a matrix into grids of equal blocks: the body, the right edge, the bottom edge and the corner.
+def stack_shape(shape: Size, view: str) -> tuple[int, int, int]:
+    """Number, rows and columns of the matrices that a tensor is read as; a vector is a column.
 
     Args:
-        rows: rows of the matrix.
-        columns: columns of the matrix.
-        block: largest rows and columns of a block.
-        most: largest size of a grid; a larger one is cut between its rows of blocks, and one row of blocks that is
-            larger still between its blocks. ``None``: no limit.
-        size: size of a block, from its rows and columns; their product unless given.
-
-    Returns:
-        Tiles that cover each element exactly once; none for an empty matrix.
+        shape: of the tensor.
+        view: of a tensor of three or more dimensions. "matrix": one matrix, (first dimension, rest), as of a
+            convolution's weight; "stack": a stack of matrices over the last two dimensions, as of experts; "auto": a
+            stack for three dimensions, a matrix for more.
     """
-    found = []
-    for i, down, r in _spans(rows, block[0]):
-        for j, across, c in _spans(columns, block[1]):
-            blocks = down * across if most is None else max(1, most // size(r, c))
-            tall, wide = max(1, blocks // across), min(across, blocks)
-            for k in range(0, down, tall):
-                for m in range(0, across, wide):
-                    grid = (min(tall, down - k), min(wide, across - m))
-                    found.append(Tile((i + k * r, j + m * c), grid, (r, c)))
+    if len(shape) < 2:
+        return 1, prod(shape), 1
+    if len(shape) == 2 or is_matrix(len(shape), view):
+        return 1, shape[0], prod(shape[1:])
+    return prod(shape[:-2]), shape[-2], shape[-1]
+
+
+def is_matrix(dimensions: int, view: str) -> bool:
+    """Whether a tensor of three or more dimensions is read as one matrix, not as a stack."""
+    return view == "matrix" or (view == "auto" and dimensions > 3)
+
+
+def as_stack(tensor: Tensor, view: str) -> Tensor:
+    """``tensor`` as its matrices (k, rows, columns): a view wherever the memory layout allows one, else a copy."""
+    return tensor.reshape(stack_shape(tensor.shape, view))
+
+
+class Span(NamedTuple):
+    """Equal pieces of a dimension, one after another."""
+
+    start: int
+    pieces: int
+    length: int  # of a piece
+
+
+def spans(start: int, length: int, block: int) -> list[Span]:
+    """The full blocks of a range that begins at ``start``, and its remainder."""
+    full, rest = divmod(length, block)
+    found = [Span(start, full, block)] if full else []
+    if rest:
+        found.append(Span(start + full * block, 1, rest))
     return found
 
 
-def _spans(length: int, block: int) -> list[tuple[int, int, int]]:
-    """(start, number of blocks, block length) of the full blocks of a dimension and of its remainder."""
-    full, rest = divmod(length, block)
-    spans = [(0, full, block)] if full else []
-    if rest:
-        spans.append((full * block, 1, rest))
-    return spans
+def pieces(length: int, split: int | Sequence[int] | None) -> list[Span]:
+    """The ranges that a dimension of fused matrices is split into.
+
+    Args:
+        length: of the dimension.
+        split: a number of equal parts, the length of each part, or ``None`` for the whole.
+
+    Raises:
+        ValueError: ``split`` does not divide ``length``, or does not add up to it.
+    """
+    if split is None or isinstance(split, int):
+        count = split or 1
+        if length % count:
+            raise ValueError(f"{length} does not divide into {count} equal parts")
+        split = [length // count] * count
+    if sum(split) != length:
+        raise ValueError(f"{' + '.join(map(str, split))} does not make {length}")
+    return [Span(sum(split[:i]), 1, each) for i, each in enumerate(split)]
+
+
+def grids(rows: Span, columns: Span, block: tuple[int, int]) -> Iterator[tuple[Span, Span]]:
+    """Cuts a rectangle into grids of equal blocks: the body, the right edge, the bottom edge and the corner.
+
+    Args:
+        rows: of the rectangle.
+        columns: of the rectangle.
+        block: largest rows and columns of a block.
+    """
+    for down in spans(rows.start, rows.pieces * rows.length, block[0]):
+        for across in spans(columns.start, columns.pieces * columns.length, block[1]):
+            yield down, across
+
+
+def tiles(
+    depth: int, down: Span, across: Span, *, most: int | None = None, weight: int | None = None
+) -> Iterator[Tile]:
+    """Cuts a grid of blocks that lies at one place in each of ``depth`` matrices into tiles.
+
+    Args:
+        depth: number of matrices.
+        down: rows of the grid.
+        across: columns of the grid.
+        most: largest weight of a tile. A heavier grid is cut between its matrices; that of a single matrix between
+            its rows of blocks; and a row of blocks that is heavier still between its blocks. ``None``: no limit.
+        weight: of a block; its number of elements unless given.
+
+    Yields:
+        Tiles that cover each element of the grid exactly once.
+    """
+    own = down.length * across.length if weight is None else weight
+    blocks = depth * down.pieces * across.pieces if most is None else max(1, most // own)
+    wide = min(across.pieces, blocks)
+    tall = min(down.pieces, max(1, blocks // across.pieces))
+    deep = min(depth, max(1, blocks // (down.pieces * across.pieces)))
+    for k in range(0, depth, deep):
+        for i in range(0, down.pieces, tall):
+            for j in range(0, across.pieces, wide):
+                yield Tile(
+                    (k, down.start + i * down.length, across.start + j * across.length),
+                    (min(deep, depth - k), min(tall, down.pieces - i), min(wide, across.pieces - j)),
+                    (down.length, across.length),
+                )

@@ -54,8 +54,9 @@ def match(optimizer: Optimizer, ownership: Ownership, state_dict: dict[str, Any]
     states, called = dict(state_dict["state"]), names(groups)
     for i, (parameter, group) in zip(ids, parameters, strict=False):
         if i in states:
-            owned = ownership.owned(parameter, group)
-            _check(states[i], layout(parameter, group), owned, called[id(parameter)])
+            owned, shapes = ownership.owned(parameter, group), layout(parameter, group)
+            _check(states[i], shapes, owned, called[id(parameter)])
+            _refuse_other_sides(states[i], shapes, called[id(parameter)])
             states[i] = Held({key: value for key, value in states[i].items() if _tile(key) in (None, *owned)})
     return {**state_dict, "state": states, "param_groups": saved}
 
@@ -107,7 +108,8 @@ def _check(
         if key in state and tuple(state[key].shape) != tuple(shape):
             raise ValueError(
                 f"the state of {name} does not fit: {key} is {tuple(state[key].shape)}, but its shape and block_size "
-                f"ask for {tuple(shape)}; use the block_size and the model that the state was made with"
+                f"ask for {tuple(shape)}; use the model, and the block_size, view, sides and splits, that the state "
+                "was made with"
             )
     there = {_tile(key) for key in state} - {None}
     missing = sorted(map(str, tiles - there)) if "step" in state else []
@@ -116,6 +118,17 @@ def _check(
             f"the state of {name} lacks {', '.join(missing[:5])}{', ...' * (len(missing) > 5)}: it is of other blocks, "
             "or the part of one process among several; save what full_state_dict() returns, or all parts with "
             "torch.distributed.checkpoint"
+        )
+
+
+def _refuse_other_sides(state: Mapping[str, Any], shapes: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError for a state with factors of sides that are not preconditioned."""
+    other = sorted(key for key in state if key.endswith((".left", ".right")) and key not in shapes)
+    if other:
+        raise ValueError(
+            f"the state of {name} does not fit: it has {other[0]}, a factor of a side that is not preconditioned now. "
+            "It was made with sides='both', which was the rule before there was that option: set it for this "
+            "parameter's group, or start its state anew"
         )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from math import ceil
+from itertools import product
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import Tile, matrix_shape, tiles
+from dash_shampoo.blocks import Span, Tile, grids, pieces, stack_shape, tiles
 from dash_shampoo.factors import FactorKey
 from dash_shampoo.grafting import METHODS
 from dash_shampoo.roots import resolve_solver
@@ -20,12 +20,17 @@ from dash_shampoo.roots import resolve_solver
 TILE_ELEMENTS = 1 << 20
 TILES_OF_A_MATRIX = 8
 
+# Factors and roots of a block's both sides, over its elements: 2 for a square one, 2.5 for one nearly twice as long as
+# wide. With the means and a grafting statistic the state stays within 4.5 times the parameters.
+MOST_FACTORS = 2.5
+
 
 class StackKey(NamedTuple):
     """What blocks must have in common to share a stack."""
 
     block: tuple[int, int]
-    factors: tuple[FactorKey, ...]  # of the preconditioned sides: none, left, or left and right
+    left: FactorKey | None  # of the sides that are preconditioned
+    right: FactorKey | None
     grafting: str
     momentum: bool
     nesterov: bool
@@ -34,49 +39,78 @@ class StackKey(NamedTuple):
     maximize: bool
     max_workspace: int | None
 
+    @property
+    def factors(self) -> dict[str, FactorKey]:
+        """The preconditioned sides, by their names."""
+        both = {"left": self.left, "right": self.right}
+        return {side: factor for side, factor in both.items() if factor is not None}
+
+    @property
+    def weight(self) -> int:
+        """Elements of the largest tensor that a stage of the step makes for a block: itself, or one of its factors."""
+        return max(prod(self.block), *(factor.size**2 for factor in self.factors.values()), 0)
+
 
 def state_dtype(parameter: Tensor) -> torch.dtype:
     """The dtype of a parameter's state: float64 for float64 parameters, float32 for all others."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def sides(parameter: Tensor, group: Mapping[str, Any]) -> int:
-    """How many sides of a parameter's blocks are preconditioned: 2 for matrices, 1 or 0 for vectors, 0 for AdamW."""
-    if group["algorithm"] != "shampoo":
-        return 0
-    if parameter.ndim >= 2:
-        return 2
-    return 1 if group["vectors"] == "shampoo" and parameter.ndim == 1 else 0
+def preconditioned(block: tuple[int, int], group: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether a matrix's block is preconditioned from the left and from the right.
+
+    Both sides, unless that takes more than `MOST_FACTORS` times the block's own elements: a factor of a thin block's
+    long side is many times as large as the block. The short side alone is preconditioned then.
+    """
+    rows, columns = block
+    factors = sum(size * (size + 1) for size in block)  # each with its root
+    if group["sides"] == "both" or factors <= MOST_FACTORS * rows * columns:
+        return True, True
+    return rows <= columns, rows > columns
 
 
 def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Tile, str]]:
     """The tiles of a parameter, each with the key of the stack that it belongs to and its name in the state."""
-    count = sides(parameter, group)
+    depth, rows, columns = stack_shape(parameter.shape, group["view"])
+    vector = min(rows, columns) == 1 and (parameter.ndim < 2 or group["sides"] == "auto")
+    plain = group["algorithm"] != "shampoo" or parameter.ndim == 0 or (vector and group["vectors"] == "adamw")
     small = group["state_dtype"] == "bf16" and parameter.dtype != torch.float64
-    rows, columns = matrix_shape(parameter.shape)
     # Without a preconditioned side this is AdamW, whatever method a matrix of the group would borrow its norm from.
     base = StackKey(
         block=(0, 0),
-        factors=(),
-        grafting=_grafting(group, small) if count else "adam",
-        momentum=bool(group["momentum"]) and count > 0,
-        nesterov=bool(group["nesterov"]) and count > 0,
+        left=None,
+        right=None,
+        grafting="adam" if plain else _grafting(group, small),
+        momentum=bool(group["momentum"]) and not plain,
+        nesterov=bool(group["nesterov"]) and not plain,
         bias_correction=group["bias_correction"],
         small=small,
         maximize=group["maximize"],
         max_workspace=group["max_workspace"],
     )
-    if count:
-        block = (group["block_size"], group["block_size"])
-    else:
-        block = (min(rows, TILE_ELEMENTS // columns) or 1, columns) if rows * columns else (1, 1)
+    if parameter.numel() == 0:
+        return []
     most = TILE_ELEMENTS
-    if count:
-        most = min(most, ceil(rows * columns / TILES_OF_A_MATRIX))
-    found = []
-    for i, tile in enumerate(tiles(rows, columns, block, most=most, size=partial(weight, count))):
-        keys = tuple(_factor_key(group, size, count) for size in tile.block[:count])
-        found.append((base._replace(block=tile.block, factors=keys), tile, f"tile{i}"))
+    if plain:
+        regions = [(Span(0, 1, rows), Span(0, 1, columns))]
+        block = min(rows, TILE_ELEMENTS // columns) or 1, columns
+    else:
+        most = min(most, ceil(parameter.numel() / TILES_OF_A_MATRIX))
+        splits = (None, None) if vector else (group["split_rows"], group["split_columns"])
+        regions = list(product(pieces(rows, splits[0]), pieces(columns, splits[1])))
+        block = group["block_size"], group["block_size"]
+    found: list[tuple[StackKey, Tile, str]] = []
+    for down, across in (grid for region in regions for grid in grids(*region, block)):
+        key = base._replace(block=(down.length, across.length))
+        if not plain:
+            sides = (rows >= columns, rows < columns) if vector else preconditioned(key.block, group)
+            left, right = (
+                _factor_key(group, size, sum(sides)) if side else None
+                for size, side in zip(key.block, sides, strict=True)
+            )
+            key = key._replace(left=left, right=right)
+        for tile in tiles(depth, down, across, most=most, weight=key.weight):
+            found.append((key, tile, f"tile{len(found)}"))
     return found
 
 
@@ -109,7 +143,7 @@ def layout(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[int, 
             shapes[f"{name}.statistic"] = (n, *kept)
         if key.momentum:
             shapes[f"{name}.velocity"] = (n, r, c)
-        for side, factor in zip(("left", "right"), key.factors, strict=False):
+        for side, factor in key.factors.items():
             shapes[f"{name}.{side}"] = (n, factor.size + 1, factor.size)
             shapes[f"{name}.{side}_failed"] = (n,)
     return shapes
@@ -118,8 +152,3 @@ def layout(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[int, 
 def moment_dtype(key: StackKey, dtype: torch.dtype) -> torch.dtype:
     """The dtype that a stack keeps its means of gradients and its momentum in; ``dtype`` is that of its arithmetic."""
     return torch.bfloat16 if key.small and dtype == torch.float32 else dtype
-
-
-def weight(sides: int, rows: int, columns: int) -> int:
-    """Elements of the largest tensor that a stage of the step makes for a block: itself, or one of its factors."""
-    return max(rows * columns, *(size * size for size in (rows, columns)[:sides]), 0)

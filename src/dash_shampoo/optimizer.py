@@ -31,7 +31,7 @@ from dash_shampoo.stacks import Bank, Survey, arrange
 class Dash(Optimizer):
     """Shampoo with stacked blocks and inverse roots by matrix products (arXiv 2602.02016).
 
-    For each block G (r x c) of a parameter's gradient, seen as a matrix (first dimension, rest)::
+    For each block G (r x c) of a matrix of a parameter's gradient::
 
         L <- beta2 L + (1 - beta2) G G^T        R <- beta2 R + (1 - beta2) G^T G        M <- beta1 M + (1 - beta1) G
         U  = (L + damping)^(-1/p) M (R + damping)^(-1/p)           the roots renewed every ``update_every`` steps
@@ -59,7 +59,17 @@ class Dash(Optimizer):
         nesterov: look ahead along that momentum.
         root: the p of the inverse p-th roots. 2 trains best where we looked (docs/choices.md); ``None`` is the paper's
             rule, twice the number of preconditioned sides: 4 for a matrix, 2 for a one-sided vector.
-        vectors: what moves 0-D and 1-D parameters: "adamw", or "shampoo" for 1-D ones (with L alone).
+        vectors: what moves vectors, which are parameters of 0 and 1 dimensions and matrices of one row or column:
+            "adamw", or "shampoo" with one factor for all but numbers.
+        view: how a parameter of three or more dimensions is read: "stack" as a stack of matrices over its last two
+            dimensions (experts), each with blocks of its own, as if it were a parameter of its own; "matrix" as one
+            matrix, (first dimension, rest), which is what convolutions want; "auto" as a stack if it has three
+            dimensions, as a matrix if it has more. `param_groups` tells convolutions by their modules.
+        sides: "auto" preconditions a thin block from its short side alone: the factor of the long side would be many
+            times as large as the block; "both" preconditions every block from both sides, as the paper does.
+        split_rows: into how many equal matrices the rows of a fused matrix are split, or a sequence of the rows of
+            each: matrices that are computed together, such as queries, keys and values, share no factor then.
+        split_columns: the same for columns.
         start_step: first step, by a parameter's own count, that Shampoo takes; the grafting method runs alone before.
         bias_correction: whether means are corrected for their zero start.
         maximize: go up the gradient.
@@ -103,6 +113,10 @@ class Dash(Optimizer):
         nesterov: bool = False,
         root: int | None = 2,
         vectors: str = "adamw",
+        view: str = "auto",
+        sides: str = "auto",
+        split_rows: Any = None,
+        split_columns: Any = None,
         start_step: int = 1,
         bias_correction: bool = True,
         maximize: bool = False,
@@ -134,6 +148,8 @@ class Dash(Optimizer):
             "epsilon": 1e-10,
             "update_every": 1,
             "root": None,
+            "view": "matrix",
+            "sides": "both",
         }
         return cls(params, lr, **{**paper, **options})
 
@@ -153,7 +169,7 @@ class Dash(Optimizer):
         super().add_param_group(group)
         try:
             check_parameters(self.param_groups)
-        except TypeError:
+        except (TypeError, ValueError):
             self.param_groups.pop()
             raise
         self._had_matrices.append(has_matrices(self.param_groups[-1]))

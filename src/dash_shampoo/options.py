@@ -11,17 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dash_shampoo.blocks import VIEWS, pieces, stack_shape
 from dash_shampoo.grafting import NAMES
 from dash_shampoo.parallel.boxes import is_distributed, unsupported
 from dash_shampoo.roots import inverse_root, resolve_solver, solver_options
 
 ALGORITHMS = ("shampoo", "adamw")
 VECTORS = ("adamw", "shampoo")
+SIDES = ("auto", "both")
 
 # A change of one of these moves parameters to other stacks; every other option is read anew at each step.
 STRUCTURE = (
     "algorithm",
     "vectors",
+    "view",
+    "sides",
+    "split_rows",
+    "split_columns",
     "block_size",
     "solver",
     "damping",
@@ -67,6 +73,10 @@ def normalise(group: dict[str, Any]) -> None:
     _number("graft_eps", group["graft_eps"], 0.0)
     _name("algorithm", group["algorithm"], ALGORITHMS)
     _name("vectors", group["vectors"], VECTORS)
+    _name("view", group["view"], VIEWS)
+    _name("sides", group["sides"], SIDES)
+    for name in ("split_rows", "split_columns"):
+        group[name] = _split(name, group[name])
     _name("on_nonfinite", group["on_nonfinite"], ("skip", "raise"))
     _name("grafting", group["grafting"], NAMES)
     _name("state_dtype", group["state_dtype"], ("fp32", "bf16"))
@@ -104,16 +114,20 @@ def names(groups: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def check_parameters(groups: list[dict[str, Any]]) -> None:
-    """Refuses parameters that Dash cannot move.
+    """Refuses parameters that Dash cannot move, or cannot read as their group says.
 
     Raises:
         TypeError: complex, not floating point, sparse, distributed or on the meta device, or with a sparse gradient.
+        ValueError: the group's ``view`` or splits do not fit the parameter's shape.
     """
     for group in groups:
         for parameter in group["params"]:
-            problem = _problem(parameter)
+            problem = _problem(parameter, group)
             if problem:
                 raise TypeError(f"{names(groups)[id(parameter)]} {problem}")
+            misfit = _misfit(parameter, group)
+            if misfit:
+                raise ValueError(f"{names(groups)[id(parameter)]} has the shape {tuple(parameter.shape)}: {misfit}")
 
 
 def refuse_duplicates(params: list[Any]) -> None:
@@ -146,7 +160,7 @@ def refuse_flattened(groups: list[dict[str, Any]], had_matrices: list[bool]) -> 
             )
 
 
-def _problem(parameter: Tensor) -> str | None:
+def _problem(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
     if parameter.is_complex():
         return "is complex; Dash moves real parameters only: optimise torch.view_as_real of it"
     if not parameter.is_floating_point():
@@ -155,7 +169,7 @@ def _problem(parameter: Tensor) -> str | None:
         return "is sparse; Dash moves dense parameters only: give it to another optimizer"
     if parameter.is_meta:
         return "is on the meta device: materialise the model first, with model.to_empty(device=...)"
-    if is_distributed(parameter) and (reason := unsupported(parameter)):
+    if is_distributed(parameter) and (reason := unsupported(parameter, group["view"])):
         return reason
     if hasattr(parameter, "_fsdp_flattened"):
         return "is flattened by FullyShardedDataParallel, which hides its shape: use fully_shard (FSDP2)"
@@ -163,6 +177,20 @@ def _problem(parameter: Tensor) -> str | None:
         return "is partitioned by DeepSpeed, which hides its shape: use fully_shard (FSDP2) or DistributedDataParallel"
     if parameter.grad is not None and parameter.grad.layout != torch.strided:
         return "has a sparse gradient; use dense gradients (sparse=False in nn.Embedding)"
+    return None
+
+
+def _misfit(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
+    if group["view"] == "stack" and parameter.ndim < 3:
+        return "view='stack' is for three or more dimensions, of which the last two are those of the matrices"
+    if parameter.ndim < 2 or group["algorithm"] != "shampoo":
+        return None
+    _, *lengths = stack_shape(parameter.shape, group["view"])
+    for name, length in zip(("rows", "columns"), lengths, strict=True):
+        try:
+            pieces(length, group[f"split_{name}"])
+        except ValueError as error:
+            return f"split_{name} does not fit, {error}"
     return None
 
 
@@ -193,6 +221,16 @@ def _number(name: str, value: Any, low: float, high: float = math.inf) -> None:
 def _count(name: str, value: Any) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
+
+
+def _split(name: str, value: Any) -> int | tuple[int, ...] | None:
+    """The option in its plain form."""
+    if value is None:
+        return None
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    for part in parts:
+        _count(f"{name}, or each length in it,", part)
+    return tuple(map(int, value)) if isinstance(value, (list, tuple)) else int(value)
 
 
 def _name(option: str, value: Any, names: tuple[str, ...]) -> None:

@@ -48,8 +48,10 @@ def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) ->
     if part.key.bias_correction:
         gain = (gain / bias(beta2, steps)).clamp(max=1)
     scaled = gradient * gain.sqrt()
-    for side, half in zip(part.sides, (scaled, scaled.mT), strict=False):
-        side.accumulate(half, 1 - gain)
+    if part.left is not None:
+        part.left.accumulate(scaled, 1 - gain)
+    if part.right is not None:
+        part.right.accumulate(scaled.mT, 1 - gain)
 
 
 def update_moments(part: Part, gradient: Tensor, live: Tensor) -> None:
@@ -77,9 +79,9 @@ def grafted_step(part: Part, moment: Tensor, steps: Tensor) -> Tensor:
 
 
 def precondition(part: Part, moment: Tensor) -> Tensor:
-    """L^(-1/p) M R^(-1/p), or L^(-1/p) M for one-sided blocks. (n, r, c)"""
-    update = bmm(part.sides[0].inverse(), moment)
-    return bmm(update, part.sides[1].inverse()) if len(part.sides) > 1 else update
+    """L^(-1/p) M R^(-1/p), or one of the two factors alone for one-sided blocks. (n, r, c)"""
+    update = moment if part.left is None else bmm(part.left.inverse(), moment)
+    return update if part.right is None else bmm(update, part.right.inverse())
 
 
 def graft(part: Part, update: Tensor, step: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
-from dash_shampoo.layout import StackKey, moment_dtype, state_dtype, weight
+from dash_shampoo.layout import StackKey, moment_dtype, state_dtype
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
 from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients, Member
 from dash_shampoo.parallel.ownership import Entry
@@ -40,7 +40,9 @@ class Part:
         self.moment = stack.moment[lanes]  # (n, r, c)
         self.statistic = stack.statistic[lanes] if stack.statistic is not None else None
         self.velocity = stack.velocity[lanes] if stack.velocity is not None else None
-        self.sides = [side.part(lanes) for side in stack.sides]
+        sides = {name: side.part(lanes) for name, side in stack.sides.items()}
+        self.sides = list(sides.values())
+        self.left, self.right = sides.get("left"), sides.get("right")
         self.grafting = stack.grafting
         counts = [member.tile.blocks for member in members]
         self.counts = counts
@@ -90,7 +92,7 @@ class Part:
         """The members with a gradient, each with its blocks of ``stack`` (n, r, c) in its tile's shape."""
         for member, blocks in zip(self.members, stack.split(self.counts), strict=True):
             if member.carrier.has_gradient(member):
-                yield member, member.tile.of_stack(blocks)
+                yield member, member.tile.of_blocks(blocks)
 
 
 def _option(group: Mapping[str, Any], name: str) -> Any:
@@ -108,7 +110,7 @@ class Stack:
         moment: (n, r, c) running mean of the gradients.
         statistic: (n, ...) what the grafting method keeps, if it keeps anything.
         velocity: (n, r, c) momentum of the update, if the groups ask for it.
-        sides: left and right factors of the blocks, as ranges of the bank's `Factors`.
+        sides: "left" and "right" factors of the blocks, those that they have, as ranges of the bank's `Factors`.
         parts: ranges of the stack that fit the workspace.
     """
 
@@ -116,7 +118,7 @@ class Stack:
         self,
         key: StackKey,
         members: list[Member],
-        sides: list[Side],
+        sides: dict[str, Side],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -141,7 +143,7 @@ class Stack:
                 start = lanes.stop
                 tensors = {"moment": self.moment, "statistic": self.statistic, "velocity": self.velocity}
                 views = {name: tensor[lanes] for name, tensor in tensors.items() if tensor is not None}
-                for name, side in zip(("left", "right"), self.sides, strict=False):
+                for name, side in self.sides.items():
                     own = side.part(lanes)
                     views[name], views[f"{name}_failed"] = own.packed, own.failed
                 yield member, {f"{member.name}.{name}": view for name, view in views.items()}
@@ -151,7 +153,7 @@ def _portions(
     key: StackKey, members: list[Member], dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[list[Member], slice]]:
     """Runs of members that fit the workspace, or of one member, with the lanes they take up."""
-    block = TEMPORARIES * dtype.itemsize * weight(len(key.factors), *key.block)
+    block = TEMPORARIES * dtype.itemsize * key.weight
     most = workspace(key.max_workspace, device) // block
     start = 0
     for some in portions(members, lambda member: member.tile.blocks, most):
@@ -195,7 +197,7 @@ class Bank:
         for place, (parameter, group, _, tiles, owners) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
-            held = placement(parameter, world.ranks)
+            held = placement(parameter, world.ranks, group["view"])
             copies.append(held.number_of_copies)
             needed.append(world.size if held.replicated else 1)
             carrier = self._carrier(held, wire)
@@ -228,7 +230,7 @@ class Bank:
     def _allocate_factors(self, shared: dict[StackKey, list[Member]], device: torch.device) -> dict[FactorKey, Factors]:
         counts: dict[FactorKey, int] = {}
         for key, members in shared.items():
-            for factor in key.factors:
+            for factor in key.factors.values():
                 counts[factor] = counts.get(factor, 0) + sum(member.tile.blocks for member in members)
         return {key: Factors(key, n, self.dtype, device) for key, n in counts.items()}
 
@@ -237,9 +239,9 @@ class Bank:
         stacks = []
         for key, members in shared.items():
             n = sum(member.tile.blocks for member in members)
-            sides = []
-            for factor in key.factors:
-                sides.append(Side(self.factors[factor], slice(taken[factor], taken[factor] + n)))
+            sides = {}
+            for side, factor in key.factors.items():
+                sides[side] = Side(self.factors[factor], slice(taken[factor], taken[factor] + n))
                 taken[factor] += n
             stacks.append(Stack(key, members, sides, self.dtype, device))
         return stacks

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from dash_shampoo import Dash, param_groups
-from dash_shampoo.blocks import as_matrix
+from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel import world
 from dash_shampoo.parallel.boxes import local, placement
 from dash_shampoo.parallel.world import World
@@ -290,15 +290,14 @@ def different_models(process_group: Any) -> str:
     return "stepped"
 
 
-def boxes_of(shape: tuple[int, ...], sizes: tuple[int, ...], cuts: list[str]) -> bool:
+def boxes_of(shape: tuple[int, ...], sizes: tuple[int, ...], cuts: list[str], view: str) -> bool:
     """Whether `placement` finds what this process holds of a tensor that is cut in this way."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple("abc"[: len(sizes)]))
-    kinds = {"r": Replicate(), "0": Shard(0), "1": Shard(1)}
+    kinds = {"r": Replicate(), **{str(i): Shard(i) for i in range(len(shape))}}
     full = torch.arange(prod(shape), dtype=torch.float32).view(shape)
     tensor = distribute_tensor(full, mesh, [kinds[cut] for cut in cuts], src_data_rank=None)
-    held = placement(tensor, range(dist.get_world_size()))
-    (top, bottom), (left, right) = held.boxes[dist.get_rank()]
-    return torch.equal(as_matrix(local(tensor)), as_matrix(full)[top:bottom, left:right])
+    held = placement(tensor, range(dist.get_world_size()), view).boxes[dist.get_rank()]
+    return torch.equal(as_stack(local(tensor), view), held.of(as_stack(full, view)))
 
 
 def two_dimensional(count: int) -> list[Tensor]:
@@ -336,7 +335,7 @@ def refusal(kind: str) -> str:
         sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
         parameters = sharded.parameters()
     elif kind == "third dimension":
-        cut = distribute_tensor(torch.randn(2, 3, 4), mesh, [Shard(2)], src_data_rank=None)
+        cut = distribute_tensor(torch.randn(2, 3, 4, 4), mesh, [Shard(2)], src_data_rank=None)
         parameters = iter([nn.Parameter(cut)])
     elif kind == "partial":
         parameters = iter([nn.Parameter(DTensor.from_local(torch.randn(2, 3), mesh, [Partial()]))])
@@ -347,3 +346,26 @@ def refusal(kind: str) -> str:
     except TypeError as error:
         return str(error)
     return "taken"
+
+
+def experts(cuts: list[int], sizes: tuple[int, ...], replicas: int) -> bool:
+    """Whether experts in one parameter, cut along these dimensions, move to the bit as separate replicas do."""
+    names = ("a", "b", "c")[: len(sizes)]
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    kinds = [Replicate()] * replicas + [Shard(cut) for cut in cuts]
+    generator = torch.Generator().manual_seed(0)
+    start, *given = (torch.randn(4, 12, 10, generator=generator) for _ in range(4))
+
+    def held(tensor: Tensor) -> Tensor:
+        return distribute_tensor(tensor, mesh, kinds, src_data_rank=None) if kinds else tensor.clone()
+
+    stack = nn.Parameter(held(start))
+    separate = [nn.Parameter(each.clone()) for each in start]
+    one, many = (Dash(parameters, **{**OPTIONS, "block_size": 6}) for parameters in ([stack], separate))
+    for gradient in given:
+        stack.grad = held(gradient)
+        for parameter, own in zip(separate, gradient, strict=True):
+            parameter.grad = own.clone()
+        one.step()
+        many.step()
+    return torch.equal(whole(stack), torch.stack([each.detach() for each in separate]))

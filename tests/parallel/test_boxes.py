@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product, starmap
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dash_shampoo import Dash
-from dash_shampoo.blocks import tiles
+from dash_shampoo.blocks import Span, grids, tiles
 from dash_shampoo.parallel.boxes import Box, extent, placement
 from tests.parallel import jobs
 from tests.parallel.processes import Processes
@@ -20,23 +20,29 @@ from tests.parallel.test_equality import assert_equal
 
 
 @pytest.mark.parametrize(
-    ("shape", "sizes", "cuts"),
+    ("shape", "sizes", "cuts", "view"),
     [
-        ((9, 5), (4,), ["0"]),
-        ((2, 5), (4,), ["0"]),
-        ((6, 7), (4,), ["1"]),
-        ((5,), (4,), ["0"]),
-        ((4, 6, 3), (4,), ["1"]),
-        ((7, 4), (2, 2), ["r", "0"]),
-        ((7, 4), (2, 2), ["0", "1"]),
-        ((9, 4), (2, 2), ["0", "0"]),
-        ((3, 4), (2, 2), ["r", "r"]),
+        ((9, 5), (4,), ["0"], "auto"),
+        ((2, 5), (4,), ["0"], "auto"),
+        ((6, 7), (4,), ["1"], "auto"),
+        ((5,), (4,), ["0"], "auto"),
+        ((4, 6, 3), (4,), ["1"], "matrix"),
+        ((4, 6, 3), (4,), ["1"], "stack"),
+        ((6, 5, 3), (4,), ["0"], "auto"),
+        ((4, 6, 5), (4,), ["2"], "auto"),
+        ((4, 6, 5), (2, 2), ["0", "2"], "auto"),
+        ((5, 3, 6, 4), (4,), ["0"], "stack"),
+        ((2, 3, 6, 4), (2, 2), ["2", "3"], "stack"),
+        ((7, 4), (2, 2), ["r", "0"], "auto"),
+        ((7, 4), (2, 2), ["0", "1"], "auto"),
+        ((9, 4), (2, 2), ["0", "0"], "auto"),
+        ((3, 4), (2, 2), ["r", "r"], "auto"),
     ],
 )
 def test_boxes_are_what_torch_cuts(
-    processes: Processes, shape: tuple[int, ...], sizes: tuple[int, ...], cuts: list[str]
+    processes: Processes, shape: tuple[int, ...], sizes: tuple[int, ...], cuts: list[str], view: str
 ) -> None:
-    assert all(processes.run(jobs.boxes_of, 4, shape, sizes, cuts))
+    assert all(processes.run(jobs.boxes_of, 4, shape, sizes, cuts, view))
 
 
 class Cut:
@@ -50,7 +56,7 @@ class Cut:
 @given(rows=st.integers(0, 100), processes=st.integers(1, 40))
 def test_uneven_cuts_are_those_of_chunk(rows: int, processes: int) -> None:
     parameter: Any = Cut((rows, 3), processes)
-    found = [box.rows for box in placement(parameter, range(processes)).boxes]
+    found = [box.rows for box in placement(parameter, range(processes), "auto").boxes]
     chunks = [len(chunk) for chunk in torch.arange(rows).chunk(processes)] if rows else []
     assert [stop - start for start, stop in found] == chunks + [0] * (processes - len(chunks))
     assert all(before[1] == after[0] for before, after in pairwise(found))
@@ -58,29 +64,28 @@ def test_uneven_cuts_are_those_of_chunk(rows: int, processes: int) -> None:
 
 def test_72_rows_on_16_processes() -> None:
     parameter: Any = Cut((72, 3), 16)
-    assert [box.shape[0] for box in placement(parameter, range(16)).boxes] == [5] * 14 + [2, 0]
+    assert [box.shape[1] for box in placement(parameter, range(16), "auto").boxes] == [5] * 14 + [2, 0]
 
 
 @given(
-    rows=st.integers(1, 30),
-    columns=st.integers(1, 30),
-    block=st.integers(1, 9),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 20), st.integers(1, 20)),
+    block=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     most=st.integers(1, 200),
-    cut=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    cut=st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 20)),
 )
 def test_tiles_meet_boxes_in_each_element_once(
-    rows: int, columns: int, block: int, most: int, cut: tuple[int, int]
+    shape: tuple[int, int, int], block: tuple[int, int], most: int, cut: tuple[int, int, int]
 ) -> None:
-    i, j = min(cut[0], rows), min(cut[1], columns)
-    boxes = [Box(r, c) for r in ((0, i), (i, rows)) for c in ((0, j), (j, columns))]
-    matrix = torch.zeros(rows, columns)
-    for tile in tiles(rows, columns, (block, block), most=most):
-        for box in boxes:
-            both = extent(tile).meet(box)
-            if both is not None:
-                held = matrix[box.rows[0] : box.rows[1], box.columns[0] : box.columns[1]]
-                both.of(held, box).add_(1)
-    assert (matrix == 1).all()
+    halves = [[(0, min(i, length)), (min(i, length), length)] for i, length in zip(cut, shape, strict=True)]
+    boxes = list(starmap(Box, product(*halves)))
+    stack = torch.zeros(shape)
+    for down, across in grids(Span(0, 1, shape[1]), Span(0, 1, shape[2]), block):
+        for tile in tiles(shape[0], down, across, most=most):
+            for box in boxes:
+                both = extent(tile).meet(box)
+                if both is not None:
+                    both.of(box.of(stack), box).add_(1)
+    assert (stack == 1).all()
 
 
 def test_tensor_parallel_parameters_move_as_on_one_process(processes: Processes) -> None:

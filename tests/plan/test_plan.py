@@ -95,10 +95,10 @@ def test_traffic_is_that_of_every_pair_of_a_tile_and_a_process(processes: int, r
         bounds = some.bounds(cut.shape[0]).tolist()
         for rank in range(processes):
             shard = rank % some.shards
-            held = Box((bounds[shard], bounds[shard + 1]), (0, cut.shape[1]))
+            held = Box((0, 1), (bounds[shard], bounds[shard + 1]), (0, cut.shape[1]))
             expected["held"][rank] += held.size
             for start, stop, width, owner in zip(cut.start, cut.stop, cut.width, tile_owners, strict=True):
-                common = held.meet(Box((int(start), int(stop)), (0, int(width))))
+                common = held.meet(Box((0, 1), (int(start), int(stop)), (0, int(width))))
                 size = common.size if common else 0
                 same_copy = owner // some.shards == rank // some.shards
                 expected["gradients_out"][rank] += size * same_copy
@@ -166,7 +166,8 @@ def test_boxes_are_those_of_tiles() -> None:
 
     for (parameter, group), own_cut in zip(given, tiles_of(given).cuts, strict=True):
         boxes = [extent(tile) for _, tile, _ in cut(parameter, group)]
-        assert [(box.rows, box.shape[1]) for box in boxes] == [
+        axis = 0 if parameter.ndim == 3 else 1
+        assert [(box[axis], box.size // box.shape[axis]) for box in boxes] == [
             ((start, stop), width)
             for start, stop, width in zip(own_cut.start, own_cut.stop, own_cut.width, strict=True)
         ]

@@ -1,7 +1,7 @@
-"""What each process holds of a parameter: a box of its matrix, the same on processes that hold copies.
+"""What each process holds of a parameter: a box of its matrices, the same on processes that hold copies.
 
 Read off the parameter: a plain tensor is replicated, a DTensor says how its mesh cuts it. `fully_shard` (FSDP2) cuts
-one dimension, tensor parallelism another; both at once leave each process a box still.
+one dimension, tensor and expert parallelism another; all at once leave each process a box still.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
-from dash_shampoo.blocks import Tile, matrix_shape
+from dash_shampoo.blocks import Tile, is_matrix, stack_shape
+
+Range = tuple[int, int]  # from the first to the first that is out
 
 
 class Box(NamedTuple):
-    """Rows and columns of a matrix, each from a first to a last that is out."""
+    """Ranges of matrices, rows and columns of a stack of matrices."""
 
-    rows: tuple[int, int]
-    columns: tuple[int, int]
+    matrices: Range
+    rows: Range
+    columns: Range
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Number of rows and of columns."""
-        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+    def shape(self) -> tuple[int, int, int]:
+        """Number of matrices, rows and columns."""
+        deep, down, across = (stop - start for start, stop in self)
+        return deep, down, across
 
     @property
     def size(self) -> int:
@@ -34,32 +38,34 @@ class Box(NamedTuple):
 
     def meet(self, other: Box) -> Box | None:
         """What is in both, or ``None``."""
-        rows = max(self.rows[0], other.rows[0]), min(self.rows[1], other.rows[1])
-        columns = max(self.columns[0], other.columns[0]), min(self.columns[1], other.columns[1])
-        return Box(rows, columns) if rows[0] < rows[1] and columns[0] < columns[1] else None
+        common = Box(*(_common(one, two) for one, two in zip(self, other, strict=True)))
+        return common if all(start < stop for start, stop in common) else None
 
-    def of(self, matrix: Tensor, held: Box) -> Tensor:
-        """This box as a view of ``matrix``, which has the elements of ``held``."""
-        (top, bottom), (left, right) = self.rows, self.columns
-        i, j = held.rows[0], held.columns[0]
-        return matrix[top - i : bottom - i, left - j : right - j]
+    def of(self, stack: Tensor, held: Box | None = None) -> Tensor:
+        """This box as a view of ``stack``, which has the elements of ``held``, or all."""
+        origin = (0, 0, 0) if held is None else tuple(start for start, _ in held)
+        return stack[tuple(slice(start - i, stop - i) for (start, stop), i in zip(self, origin, strict=True))]
+
+
+def _common(one: Range, other: Range) -> Range:
+    return max(one[0], other[0]), min(one[1], other[1])
 
 
 def extent(tile: Tile) -> Box:
     """The box that a tile covers."""
-    (i, j), (down, across), (r, c) = tile
-    return Box((i, i + down * r), (j, j + across * c))
+    (k, i, j), (deep, down, across), (r, c) = tile
+    return Box((k, k + deep), (i, i + down * r), (j, j + across * c))
 
 
 def rectangle(tile: Tile, buffer: Tensor, start: int) -> Tensor:
-    """The elements of a tile that lie in a flat ``buffer`` from ``start`` on, row by row: (rows, columns)."""
+    """The elements of a tile that lie in a flat ``buffer`` from ``start`` on, row by row: (matrices, rows, columns)."""
     box = extent(tile)
     return buffer[start : start + box.size].view(box.shape)
 
 
 def blocks_of(tile: Tile, buffer: Tensor, start: int) -> Tensor:
     """The same elements as blocks, in the shape that `Tile.of` gives."""
-    return tile._replace(origin=(0, 0)).of(rectangle(tile, buffer, start))
+    return tile._replace(origin=(0, 0, 0)).of(rectangle(tile, buffer, start))
 
 
 class Placement(NamedTuple):
@@ -105,27 +111,47 @@ def local_gradient(parameter: Any) -> Tensor | None:
     return local(gradient)
 
 
-def placement(parameter: Any, ranks: Sequence[int]) -> Placement:
+def placement(parameter: Any, ranks: Sequence[int], view: str) -> Placement:
     """How processes hold a parameter of which `unsupported` finds nothing to say.
 
     Args:
         parameter: a DTensor, or a plain tensor that all processes hold.
         ranks: global ranks of the processes, in the order of the result.
+        view: how the parameter is read; see `stack_shape`.
     """
-    rows, columns = matrix_shape(parameter.shape)
     if not is_distributed(parameter):
-        return Placement([Box((0, rows), (0, columns))] * len(ranks), list(range(len(ranks))))
+        matrices, rows, columns = stack_shape(parameter.shape, view)
+        whole = Box((0, matrices), (0, rows), (0, columns))
+        return Placement([whole] * len(ranks), list(range(len(ranks))))
     mesh = parameter.device_mesh.mesh
     kinds = list(enumerate(parameter.placements))
     # A strided shard is what fully_shard makes of a dimension that tensor parallelism has cut before.
     order = [pair for pair in kinds if not _strided(pair[1])] + [pair for pair in kinds if _strided(pair[1])]
     cuts = tuple((i, kind.dim if kind.is_shard() or _strided(kind) else None) for i, kind in order)
-    return _cut(tuple(parameter.shape), cuts, tuple(mesh.shape), tuple(mesh.flatten().tolist()), tuple(ranks))
+    return _cut(tuple(parameter.shape), view, cuts, tuple(mesh.shape), tuple(mesh.flatten().tolist()), tuple(ranks))
+
+
+def axes(shape: tuple[int, ...], view: str) -> dict[int, tuple[int, int]]:
+    """The dimensions of a tensor along which a cut leaves boxes of its matrices.
+
+    Args:
+        shape: of the tensor.
+        view: how it is read; see `stack_shape`.
+
+    Returns:
+        For each of them the axis of the stack that it cuts (0 for matrices, 1 for rows, 2 for columns), and how many
+        matrices, rows or columns an index of the dimension stands for.
+    """
+    n = len(shape)
+    if n < 3 or is_matrix(n, view):
+        return dict(zip(range(n), ((1, 1), (2, prod(shape[2:]))), strict=False))
+    return {0: (0, prod(shape[1:-2])), n - 2: (1, 1), n - 1: (2, 1)}
 
 
 @lru_cache(maxsize=256)  # a model has few shapes, and thousands of processes make this slow
 def _cut(
     shape: tuple[int, ...],
+    view: str,
     cuts: tuple[tuple[int, int | None], ...],
     sizes: tuple[int, ...],
     mesh: tuple[int, ...],
@@ -133,32 +159,36 @@ def _cut(
 ) -> Placement:
     """The placement of a tensor of which each (mesh dimension, tensor dimension) in turn cuts what is left."""
     index = {rank: i for i, rank in enumerate(mesh)}
-    rest = prod(shape[2:])
+    whole = [(0, length) for length in stack_shape(Size(shape), view)]
+    places = axes(shape, view)
     boxes, copies = [], []
     for rank in ranks:
         place = _coordinates(index[rank], sizes)
-        spans = [(0, length) for length in shape[:2]] or [(0, 1)]
+        spans = [(0, length) for length in shape]
         copy = 0
         for dimension, cut in cuts:
             if cut is None:
                 copy = copy * sizes[dimension] + place[dimension]
             else:
                 spans[cut] = _chunk(spans[cut], sizes[dimension], place[dimension])
-        columns = (spans[1][0] * rest, spans[1][1] * rest) if len(spans) > 1 else (0, 1)
-        boxes.append(Box(spans[0], columns))
+        held = list(whole)
+        for dimension, (axis, unit) in places.items():
+            held[axis] = spans[dimension][0] * unit, spans[dimension][1] * unit
+        boxes.append(Box(*held))
         copies.append(copy)
     return Placement(boxes, copies)
 
 
-def unsupported(parameter: Any) -> str | None:
+def unsupported(parameter: Any, view: str) -> str | None:
     """Why Dash cannot move a DTensor with these placements, or ``None``."""
+    allowed = axes(tuple(parameter.shape), view)
     for kind in parameter.placements:
         if kind.is_partial():
             return "is a DTensor of partial sums; Dash moves replicated and sharded parameters"
-        if (kind.is_shard() or _strided(kind)) and kind.dim > 1:
+        if (kind.is_shard() or _strided(kind)) and kind.dim not in allowed:
             return (
-                f"is a DTensor cut along dimension {kind.dim}; Dash takes cuts along the first two dimensions: "
-                "shard it along dimension 0"
+                f"is a DTensor cut along dimension {kind.dim}; with its view Dash takes cuts along dimensions "
+                f"{', '.join(map(str, sorted(allowed)))}: shard it along dimension 0"
             )
         if not (kind.is_shard() or kind.is_replicate() or _strided(kind)):
             return f"is a DTensor with the placement {kind}, which Dash does not know"

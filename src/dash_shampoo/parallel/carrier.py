@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import Tile, as_matrix
+from dash_shampoo.blocks import Tile, as_stack
 from dash_shampoo.parallel.boxes import Placement
 from dash_shampoo.parallel.pieces import Piece, Weights, decay, descend
 from dash_shampoo.parallel.world import World
@@ -68,7 +68,7 @@ class Carrier:
         """The gradient's blocks in the shape of the member's tile."""
         gradient = self._gradients[member.place]
         assert gradient is not None
-        return member.tile.of(as_matrix(gradient))
+        return member.tile.of(as_stack(gradient, member.group["view"]))
 
     def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
         """Takes an update (n, r, c), which is used up, for blocks of which some are ``live`` (n, 1, 1).
@@ -92,7 +92,7 @@ class Direct(Carrier):
     """Parameters that this process holds alone."""
 
     def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
-        with Weights(member.parameter for member, _ in members) as weights:
+        with Weights((member.parameter, member.group) for member, _ in members) as weights:
             pieces = [
                 Piece(member.place, member.group, blocks, member.tile.of(weights.of(member.parameter)))
                 for member, blocks in members

@@ -48,12 +48,12 @@ def stages(key: StackKey, tile: Tile, update_every: int, itemsize: int = 4) -> d
         and the update.
     """
     r, c = tile.block
-    area = sum(factor.size**2 for factor in key.factors)
-    rows_and_columns = sum(factor.size for factor in key.factors)
+    area = sum(factor.size**2 for factor in key.factors.values())
+    rows_and_columns = sum(factor.size for factor in key.factors.values())
     factors = Work(2.0 * r * c * rows_and_columns, itemsize * FACTOR_PASSES * area)
     precondition = Work(2.0 * r * c * rows_and_columns, itemsize * INVERSE_PASSES * area)
     roots = Work()
-    for factor in key.factors:
+    for factor in key.factors.values():
         roots += root(factor, itemsize).times(1 / update_every)
     elements = Work(0.0, itemsize * ELEMENT_PASSES * r * c)
     named = {"factors": factors, "roots": roots, "precondition": precondition, "elements": elements}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import as_matrix, is_matrix_view
+from dash_shampoo.blocks import as_stack
 from dash_shampoo.factors import workspace
 from dash_shampoo.parallel.boxes import local
 from dash_shampoo.portions import portions
@@ -24,24 +24,29 @@ class Piece(NamedTuple):
 
 
 class Weights:
-    """What this process holds of parameters, as matrices to write to; leaving writes those back that are no views."""
+    """What this process holds of parameters, as matrices to write to; leaving writes those back that are no views.
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self._parameters = {id(parameter): parameter for parameter in parameters}
-        self._matrices = {key: as_matrix(local(parameter)) for key, parameter in self._parameters.items()}
+    Args:
+        parameters: each with its group.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[Tensor, Mapping[str, Any]]]) -> None:
+        held = {id(parameter): (local(parameter), group["view"]) for parameter, group in parameters}
+        self._held = {key: own for key, (own, _) in held.items()}
+        self._stacks = {key: as_stack(own, view) for key, (own, view) in held.items()}
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The matrix of a parameter."""
-        return self._matrices[id(parameter)]
+        """The matrices of a parameter: (k, rows, columns)."""
+        return self._stacks[id(parameter)]
 
     def __enter__(self) -> Weights:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for key, parameter in self._parameters.items():
-            own = local(parameter)
-            if not is_matrix_view(own):
-                own.copy_(self._matrices[key].view(own.shape))
+        for key, own in self._held.items():
+            stack = self._stacks[key]
+            if stack.data_ptr() != own.data_ptr():
+                own.copy_(stack.view(own.shape))
 
 
 def decay(pieces: list[Piece]) -> list[Piece]:

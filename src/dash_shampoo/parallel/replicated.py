@@ -51,11 +51,10 @@ class Replicated(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = self._buffer = None
-        with Weights(member.parameter for member, _, _ in self._tiles) as weights:
+        with Weights((member.parameter, member.group) for member, _, _ in self._tiles) as weights:
             pieces = []
             for member, owner, start in self._tiles:
                 update = rectangle(member.tile, arrived[owner], start)
-                (top, bottom), (left, right) = extent(member.tile)
-                weight = weights.of(member.parameter)[top:bottom, left:right]
+                weight = extent(member.tile).of(weights.of(member.parameter))
                 pieces.append(Piece(member.place, member.group, update, weight))
             settle(pieces, taken, self._dtype)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import as_matrix
+from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel.boxes import Box, Placement, blocks_of, extent, rectangle
 from dash_shampoo.parallel.carrier import Carrier, Gradients, Member
 from dash_shampoo.parallel.pieces import Piece, Weights, settle
@@ -64,15 +64,15 @@ class Sharded(Carrier):
 
     def begin(self, gradients: Gradients) -> None:
         out = torch.zeros(_total(self._asked), dtype=self._narrowest, device=self._device)
-        matrices: dict[int, Tensor | None] = {}
+        stacks: dict[int, Tensor | None] = {}
         pairs = []
         for target, (member, box) in _cut(out, self._asked):
-            if member.place not in matrices:
+            if member.place not in stacks:
                 gradient = gradients[member.place]
-                matrices[member.place] = None if gradient is None else as_matrix(gradient)
-            matrix = matrices[member.place]
-            if matrix is not None:  # or else its place stays zero
-                pairs.append((target, box.of(matrix, self._held[member.place])))
+                stacks[member.place] = None if gradient is None else as_stack(gradient, member.group["view"])
+            stack = stacks[member.place]
+            if stack is not None:  # or else its place stays zero
+                pairs.append((target, box.of(stack, self._held[member.place])))
         _copy(pairs)
         arrived, wait = self._world.exchange(out, _sizes(self._asked), _sizes(self._offered), "the gradients")
         wait()
@@ -109,7 +109,8 @@ class Sharded(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = None
-        with Weights(share.member.parameter for shares in self._awaited for share in shares) as weights:
+        members = [share.member for shares in self._awaited for share in shares]
+        with Weights((member.parameter, member.group) for member in members) as weights:
             pieces = []
             for update, (member, box) in _cut(arrived, self._awaited):
                 weight = box.of(weights.of(member.parameter), self._held[member.place])

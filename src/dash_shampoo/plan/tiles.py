@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import Tile, matrix_shape
+from dash_shampoo.blocks import Tile
 from dash_shampoo.layout import StackKey, cut, layout, moment_dtype, state_dtype
-from dash_shampoo.parallel.boxes import extent
+from dash_shampoo.parallel.boxes import axes, extent
 from dash_shampoo.parallel.cost import cost, stages
 from dash_shampoo.plan.arrays import Real, Whole
 
@@ -35,20 +35,22 @@ class Cut:
     """The tiles of a parameter, and of every other one of its shape and group.
 
     Attributes:
-        shape: rows and columns of the parameter's matrix.
+        shape: length of the parameter's first dimension, which shards are cut along, and elements at an index of it.
+        unit: rows of the parameter's matrix, or matrices of its stack, at an index of the first dimension.
         gradient: dtype of the parameter and its gradient.
         dtype: of its state.
         keys: the stack of each tile.
         costs: what balances ownership, of each tile.
-        start: first row of each tile.
-        stop: row after the last of each tile.
-        width: columns of each tile.
+        start: first row, or matrix, of each tile.
+        stop: the one after its last.
+        width: elements of each tile in a row, or matrix.
         amounts: what each tile takes, by name: "tiles", "blocks", "elements"; "state/KIND" bytes; "flops/STAGE" and
             "traffic/STAGE" per step, FLOPs of products and bytes of memory, and for the step in which roots are due
             "flops/roots due" and "traffic/roots due".
     """
 
     shape: tuple[int, int]
+    unit: int
     gradient: torch.dtype
     dtype: torch.dtype
     keys: list[StackKey]
@@ -69,15 +71,18 @@ def cut_parameter(parameter: Tensor, group: Mapping[str, Any]) -> Cut:
     amounts = {name: np.array(values, np.float64) for name, values in rows.items()}
     amounts |= _state(parameter, group, tiles, dtype)
     amounts |= _work(tiles, group["update_every"], dtype.itemsize)
+    length = parameter.shape[0] if parameter.ndim else 1
+    axis, unit = axes(tuple(parameter.shape), group["view"]).get(0, (1, 1))
     return Cut(
-        shape=matrix_shape(parameter.shape),
+        shape=(length, parameter.numel() // length if length else 0),
+        unit=unit,
         gradient=parameter.dtype,
         dtype=dtype,
         keys=[key for key, _, _ in tiles],
         costs=[cost(key, tile, group) for key, tile, _ in tiles],
-        start=np.array([box.rows[0] for box in boxes], np.int64),
-        stop=np.array([box.rows[1] for box in boxes], np.int64),
-        width=np.array([box.shape[1] for box in boxes], np.int64),
+        start=np.array([box[axis][0] for box in boxes], np.int64),
+        stop=np.array([box[axis][1] for box in boxes], np.int64),
+        width=np.array([box.size // box.shape[axis] for box in boxes], np.int64),
         amounts=amounts,
     )
 

@@ -61,6 +61,7 @@ def traffic(tiles: Tiles, owners: Whole, ranks: Ranks) -> Traffic:
     for cut, own in zip(tiles.cuts, tiles.of_parameters(owners), strict=True):
         bounds = ranks.bounds(cut.shape[0])
         held += np.tile(np.diff(bounds) * cut.shape[1], ranks.copies)
+        bounds = bounds * cut.unit
         out += _sent(cut, own // ranks.shards, bounds, ranks)
         stays += per_rank(own, _kept(cut, own % ranks.shards, bounds), ranks)
     # A gradient comes from the holders of the owner's copy; an update goes to those of every copy.

@@ -7,7 +7,6 @@ import torch
 
 from dash_shampoo import stacks
 from dash_shampoo.factors import FactorKey, workspace
-from dash_shampoo.layout import weight
 from dash_shampoo.plan.arrays import Whole
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.tiles import Tiles
@@ -60,10 +59,10 @@ def _stages(tiles: Tiles, owners: Whole, ranks: Ranks, device: torch.device) -> 
     parts = [np.zeros(ranks.size, np.int64)]
     lanes: dict[FactorKey, Whole] = {}
     for key, own, tile in zip(tiles.keys, count, largest.reshape(shape), strict=True):
-        each = tiles.size * weight(len(key.factors), *key.block)
+        each = tiles.size * key.weight
         most = np.maximum(workspace(key.max_workspace, device) // (stacks.TEMPORARIES * each), tile)
         parts.append(np.minimum(own, most) * each)
-        for factor in key.factors:
+        for factor in key.factors.values():
             lanes[factor] = lanes.get(factor, np.zeros(ranks.size, np.int64)) + own
     roots = [np.zeros(ranks.size, np.int64)]
     for factor, own in lanes.items():
