@@ -439,7 +439,7 @@ def test_copies_go_on_as_the_original(duplicate: Any) -> None:
     [
         ({"lr": -1.0}, "lr must be"),
         ({"lr": float("nan")}, "lr must be"),
-        ({"lr": torch.ones(2)}, "one element"),
+        ({"lr": torch.ones(2)}, "one real element"),
         ({"betas": (1.0, 0.9)}, r"betas\[0\]"),
         ({"betas": (0.9, -0.1)}, r"betas\[1\]"),
         ({"betas": 0.9}, "two numbers"),
@@ -488,7 +488,6 @@ def test_misspelt_group_option_is_refused_and_foreign_keys_are_kept() -> None:
     ("parameter", "message"),
     [
         (torch.zeros(3, 3, dtype=torch.complex64, requires_grad=True), "complex"),
-        (torch.zeros(3, 3, dtype=torch.int64), "int64"),
         (torch.zeros(3, 3, device="meta", requires_grad=True), "meta"),
         (torch.eye(3).to_sparse().requires_grad_(), "sparse"),
     ],

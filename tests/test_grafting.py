@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,30 @@ def test_small_state_moves_parameters_nearly_alike() -> None:
         assert kept == (torch.bfloat16 if state_dtype == "bf16" else torch.float32)
     for one, other in zip(steps["fp32"], steps["bf16"], strict=True):
         assert (one - other).norm() < 0.05 * one.norm()
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "shampoo"])
+@pytest.mark.parametrize("grafting", ["adam", "rmsprop", "adagrad"])
+@pytest.mark.parametrize("options", [{}, {"state_dtype": "bf16"}, {"start_step": 100}, {"betas": (0.9, 0.0)}])
+def test_without_graft_eps_an_entry_that_has_had_no_gradient_stays(
+    algorithm: str, grafting: str, options: dict[str, Any]
+) -> None:
+    params = parameters([(9, 7), (5,), (1, 3)], torch.float32)
+    group = {"params": params[1:], "graft_eps": 1e-8}
+    optimizer = Dash(
+        [{"params": params[:1]}, group], lr=0.1, graft_eps=0.0, algorithm=algorithm, grafting=grafting, **options
+    )
+    before = [parameter.detach().clone() for parameter in params]
+    for step in range(3):
+        give_gradients(params, step)
+        for parameter in params:
+            parameter.grad[0] = 0
+            parameter.grad *= 1 if step < 2 else 0
+        optimizer.step()
+    for new, old in zip(params, before, strict=True):
+        assert torch.isfinite(new).all()
+        assert torch.equal(new[0], old[0])
+        assert len(new) == 1 or not torch.equal(new[1:], old[1:])
 
 
 def test_float64_parameters_keep_float64_state() -> None:

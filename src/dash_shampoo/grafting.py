@@ -7,6 +7,8 @@ into the step that it would take alone. `Dash` rescales every block of Shampoo's
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ class Grafting:
             moment: (n, r, c) gradient, averaged and bias-corrected.
             statistic: what `accumulate` keeps.
             correction: 1 - beta2^t per block, or 1 without bias correction.
-            eps: added to the denominator.
+            eps: added to the denominator; where that is zero even so, the step is.
         """
         return moment
 
@@ -53,7 +55,7 @@ class AdaGrad(Grafting):
 
     def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
         assert statistic is not None
-        return moment / statistic.sqrt().add_(eps)
+        return _quotient(moment, statistic.sqrt(), eps)
 
 
 class RMSprop(AdaGrad):
@@ -68,7 +70,7 @@ class Adam(RMSprop):
 
     def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
         assert statistic is not None
-        return moment / (statistic / correction).sqrt_().add_(eps)
+        return _quotient(moment, (statistic / correction).sqrt_(), eps)
 
 
 class FactoredRMSprop(RMSprop):
@@ -98,6 +100,14 @@ class FactoredAdam(FactoredRMSprop):
     def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
         assert statistic is not None
         return super().step(moment, statistic.unsqueeze(1).div(correction).squeeze(1), correction, eps)
+
+
+def _quotient(moment: Tensor, root: Tensor, eps: Scalar) -> Tensor:
+    """moment / (root + eps), and 0 where that denominator is: ``eps`` may be zero. ``root`` is used up."""
+    denominator = root.add_(eps)
+    if isinstance(eps, Tensor) or eps < torch.finfo(root.dtype).tiny:
+        denominator.masked_fill_(denominator == 0, math.inf)
+    return moment / denominator
 
 
 def _outer(statistic: Tensor, rows: int) -> Tensor:

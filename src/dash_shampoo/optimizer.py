@@ -14,12 +14,16 @@ from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import gather, match, release, restore
 from dash_shampoo.options import (
     check_parameters,
+    check_process_group,
     has_matrices,
+    is_as_before,
+    make_plain,
     names,
     normalise,
     refuse_duplicates,
     refuse_flattened,
     refuse_misspelt,
+    snapshot,
     structure,
     wire,
 )
@@ -54,7 +58,7 @@ class Dash(Optimizer):
         precision: of the products that make roots, one of `dash_shampoo.kernels.PRECISIONS`; "mixed" for tensor cores.
         grafting: method that lends each block its norm: "adam", "rmsprop", "adagrad", "sgd" or "none".
         graft_beta2: decay of the grafting method's squares; ``None`` is ``betas[1]``.
-        graft_eps: added to the grafting method's denominator, and to AdamW's.
+        graft_eps: added to the grafting method's denominator, and to AdamW's. With 0, entries without gradients stay.
         momentum: momentum of the update, 0 for none.
         nesterov: look ahead along that momentum.
         root: the p of the inverse p-th roots. 2 trains best where we looked (docs/choices.md); ``None`` is the paper's
@@ -129,12 +133,14 @@ class Dash(Optimizer):
     ) -> None:
         general = ("self", "params", "__class__", "process_group", "wire_dtype")
         options = {name: value for name, value in locals().items() if name not in general}
+        check_process_group(process_group)
         self._process_group = process_group
         self._wire = wire(wire_dtype)
         self._ownership = Ownership(Worlds(process_group))
         self._had_matrices: list[bool] = []
         self._banks: list[Bank] = []
         self._arrangement: tuple[Any, ...] | None = None
+        self._checked: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._warned = False
         normalise(options)
         super().__init__(params, options)
@@ -173,6 +179,7 @@ class Dash(Optimizer):
             self.param_groups.pop()
             raise
         self._had_matrices.append(has_matrices(self.param_groups[-1]))
+        self._checked.append((self.param_groups[-1], snapshot(self.param_groups[-1], self.defaults)))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -183,16 +190,21 @@ class Dash(Optimizer):
         if "_ownership" not in self.__dict__:  # unpickled, or copied
             self._ownership = Ownership(Worlds(self._process_group))
             self._had_matrices = [has_matrices(group) for group in self.param_groups]
-        self._banks, self._arrangement, self._warned = [], None, False
+        self._banks, self._arrangement, self._checked, self._warned = [], None, [], False
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        self._make_ready_to_save()
         return {**super().__getstate__(), "_process_group": self._process_group, "_wire": self._wire}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors and numbers: on several processes, of the tiles that this one owns."""
-        self._settle()
+        self._make_ready_to_save()
         return super().state_dict()
+
+    def _make_ready_to_save(self) -> None:
+        self._settle()
+        for group in self.param_groups:
+            make_plain(group)
 
     def full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
         """The state of all processes, as `state_dict` of a single process would give it, on the CPU. Collective.
@@ -314,14 +326,13 @@ class Dash(Optimizer):
     def _arrange(self) -> None:
         """Makes the stacks follow the parameters and options, if those have changed; the state moves along."""
         self._settle()
+        self._check_options()
         parameters = self._parameters()
         sparse = any(
             parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in parameters
         )
         if self._signature(parameters) == self._arrangement and not sparse:
             return
-        for group in self.param_groups:
-            normalise(group)
         check_parameters(self.param_groups)
         refuse_flattened(self.param_groups, self._had_matrices)
         called = names(self.param_groups)
@@ -340,6 +351,17 @@ class Dash(Optimizer):
         self.state.clear()
         self.state.update(state)
         self._banks, self._arrangement = banks, self._signature(parameters)
+
+    def _check_options(self) -> None:
+        """Checks the groups' options if any has changed since the last time."""
+        if len(self._checked) == len(self.param_groups) and all(
+            group is known and is_as_before(group, before)
+            for group, (known, before) in zip(self.param_groups, self._checked, strict=True)
+        ):
+            return
+        for group in self.param_groups:
+            normalise(group)
+        self._checked = [(group, snapshot(group, self.defaults)) for group in self.param_groups]
 
     def _warn_of_stale_parameters(self, entries: list[Entry]) -> None:
         shared = [entry.parameter for entry in entries if entry.world.size > 1]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from numbers import Integral, Real
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,12 +13,23 @@ from torch import Tensor
 
 from dash_shampoo.blocks import VIEWS, pieces, stack_shape
 from dash_shampoo.grafting import NAMES
+from dash_shampoo.kernels import PRECISIONS
 from dash_shampoo.parallel.boxes import is_distributed, unsupported
-from dash_shampoo.roots import inverse_root, resolve_solver, solver_options
+from dash_shampoo.roots import Solver, inverse_root, resolve_solver, solver_options
 
 ALGORITHMS = ("shampoo", "adamw")
 VECTORS = ("adamw", "shampoo")
 SIDES = ("auto", "both")
+NAMED = {
+    "algorithm": ALGORITHMS,
+    "vectors": VECTORS,
+    "view": VIEWS,
+    "sides": SIDES,
+    "grafting": NAMES,
+    "precision": (*PRECISIONS, "auto"),
+    "on_nonfinite": ("skip", "raise"),
+    "state_dtype": ("fp32", "bf16"),
+}
 
 # A change of one of these moves parameters to other stacks; every other option is read anew at each step.
 STRUCTURE = (
@@ -52,34 +63,30 @@ def structure(group: Mapping[str, Any]) -> tuple[Any, ...]:
 def normalise(group: dict[str, Any]) -> None:
     """Checks the options of ``group`` and writes those with several spellings in their plain form.
 
+    A learning rate that is a tensor is read, for which this waits for its device.
+
     Raises:
-        ValueError: an option is out of its range or not one of its names; the message says what it may be.
+        ValueError: an option is of another type, out of its range or not one of its names; the message says what it may
+            be.
     """
-    group["solver"] = solver_options(group["solver"])
-    lr = group["lr"]
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"lr must be a number or a tensor of one element, not a tensor of shape {tuple(lr.shape)}")
-    else:
-        _number("lr", lr, 0.0)
-    betas = group["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas must be two numbers, not {betas!r}")
-    for name, beta in (("betas[0]", betas[0]), ("betas[1]", betas[1]), ("graft_beta2", group["graft_beta2"])):
-        if beta is not None:
-            _number(name, beta, 0.0, 1.0)
-    _number("weight_decay", group["weight_decay"], 0.0)
-    _number("momentum", group["momentum"], 0.0, 1.0)
-    _number("graft_eps", group["graft_eps"], 0.0)
-    _name("algorithm", group["algorithm"], ALGORITHMS)
-    _name("vectors", group["vectors"], VECTORS)
-    _name("view", group["view"], VIEWS)
-    _name("sides", group["sides"], SIDES)
+    group["betas"] = _pair("betas", group["betas"])
     for name in ("split_rows", "split_columns"):
         group[name] = _split(name, group[name])
-    _name("on_nonfinite", group["on_nonfinite"], ("skip", "raise"))
-    _name("grafting", group["grafting"], NAMES)
-    _name("state_dtype", group["state_dtype"], ("fp32", "bf16"))
+    chosen = solver_options(group["solver"])
+    group["solver"] = chosen if isinstance(chosen, str) else {name: _plain(value) for name, value in chosen.items()}
+    make_plain(group)
+    _learning_rate(group["lr"])
+    for name, beta in (("betas[0]", group["betas"][0]), ("betas[1]", group["betas"][1])):
+        _number(name, beta, 1.0)
+    for name in ("weight_decay", "graft_eps", "damping", "epsilon"):
+        _number(name, group[name])
+    _number("momentum", group["momentum"], 1.0)
+    if group["graft_beta2"] is not None:
+        _number("graft_beta2", group["graft_beta2"], 1.0)
+    for name in ("nesterov", "bias_correction", "maximize"):
+        _flag(name, group[name])
+    for name, allowed in NAMED.items():
+        _name(name, group[name], allowed)
     for name in ("block_size", "update_every", "start_step", "max_workspace", "root"):
         if group[name] is not None or name not in ("max_workspace", "root"):
             _count(name, group[name])
@@ -88,8 +95,38 @@ def normalise(group: dict[str, Any]) -> None:
     if group["start_step"] > 1 and group["grafting"] == "none":
         raise ValueError("start_step > 1 needs a grafting method: it is what runs before Shampoo starts")
     for root in roots(group):
-        own = {name: group[name] for name in ("solver", "damping", "epsilon", "precision")}
-        inverse_root(torch.empty(0, 1, 1), root, **own)
+        solver = resolve_solver(group["solver"])
+        _check_root(root, solver, group["damping"], group["epsilon"], group["precision"])
+
+
+def snapshot(group: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """The ``options`` that a normalised ``group`` has now, for `is_as_before`."""
+    own = {name: group.get(name) for name in options}
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in own.items()}
+
+
+def is_as_before(group: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether ``group`` has the options that `snapshot` saw; a tensor is the same while it is the same object."""
+    return all(
+        (new := group.get(name)) is old or (type(new) is type(old) and not isinstance(new, Tensor) and new == old)
+        for name, old in before.items()
+    )
+
+
+def make_plain(group: dict[str, Any]) -> None:
+    """Writes NumPy's numbers, which schedulers leave in a group and torch's safe loader refuses, as Python's."""
+    for name, value in group.items():
+        if type(value) is tuple:
+            group[name] = tuple(_plain(each) for each in value)
+        else:
+            group[name] = _plain(value)
+
+
+@cache
+def _check_root(p: int, solver: Solver, damping: float, epsilon: float, precision: str) -> None:
+    """Raises ValueError for a root that ``solver`` cannot compute with these options."""
+    none = torch.empty(0, 1, 1, dtype=torch.float32, device="cpu")
+    inverse_root(none, p, solver=solver, damping=damping, epsilon=epsilon, precision=precision)
 
 
 def refuse_misspelt(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -118,6 +155,7 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
 
     Raises:
         TypeError: complex, not floating point, sparse, distributed or on the meta device, or with a sparse gradient.
+            A parameter that is frozen, with neither ``requires_grad`` nor a gradient, may be anything.
         ValueError: the group's ``view`` or splits do not fit the parameter's shape.
     """
     for group in groups:
@@ -161,6 +199,8 @@ def refuse_flattened(groups: list[dict[str, Any]], had_matrices: list[bool]) -> 
 
 
 def _problem(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
+    if not parameter.requires_grad and parameter.grad is None:
+        return None  # frozen: it may be anything
     if parameter.is_complex():
         return "is complex; Dash moves real parameters only: optimise torch.view_as_real of it"
     if not parameter.is_floating_point():
@@ -204,6 +244,12 @@ def wire(name: str) -> torch.dtype | None:
     return torch.bfloat16 if name == "bf16" else None
 
 
+def check_process_group(value: Any) -> None:
+    """Raises ValueError unless ``process_group`` is "auto", ``None`` or a group that this process is in."""
+    if value is not None and value != "auto" and not callable(getattr(value, "size", None)):
+        raise ValueError(f"process_group must be 'auto', None or a group that this process is in, not {value!r}")
+
+
 def roots(group: Mapping[str, Any]) -> tuple[int, ...]:
     """The roots p that a group's solver may be asked for."""
     if group["algorithm"] != "shampoo":
@@ -213,13 +259,48 @@ def roots(group: Mapping[str, Any]) -> tuple[int, ...]:
     return (2, 4) if group["vectors"] == "shampoo" else (4,)
 
 
-def _number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) < high:
-        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}), not {value!r}")
+def _plain(value: Any) -> Any:
+    """A number of NumPy, or an array of no dimension, as one of Python; anything else as it is."""
+    return value if isinstance(value, Tensor) or getattr(value, "ndim", None) != 0 else value.item()
+
+
+def _sequence(value: Any) -> tuple[Any, ...] | None:
+    """The entries of a sequence of whatever type, or ``None``."""
+    try:
+        return tuple(_plain(value[i]) for i in range(len(value)))
+    except (TypeError, LookupError):
+        return None
+
+
+def _pair(name: str, value: Any) -> tuple[Any, ...]:
+    entries = _sequence(value)
+    if entries is None or len(entries) != 2:
+        raise ValueError(f"{name} must be two numbers, not {value!r}")
+    return entries
+
+
+def _learning_rate(lr: Any) -> None:
+    if not isinstance(lr, Tensor):
+        _number("lr", lr)
+        return
+    if lr.numel() != 1 or lr.is_complex() or lr.dtype == torch.bool:
+        kind = f"of shape {tuple(lr.shape)} and dtype {lr.dtype}"
+        raise ValueError(f"lr must be a number or a tensor of one real element, not a tensor {kind}")
+    _number("lr", lr.item())
+
+
+def _number(name: str, value: Any, high: float = math.inf) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < high:
+        raise ValueError(f"{name} must be a number in [0, {high:g}), not {value!r}")
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
 
 
 def _count(name: str, value: Any) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
 
 
@@ -227,14 +308,14 @@ def _split(name: str, value: Any) -> int | tuple[int, ...] | None:
     """The option in its plain form."""
     if value is None:
         return None
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    for part in parts:
+    parts, one = _sequence(value), _plain(value)
+    for part in (one,) if parts is None else parts:
         _count(f"{name}, or each length in it,", part)
-    return tuple(map(int, value)) if isinstance(value, (list, tuple)) else int(value)
+    return one if parts is None else parts
 
 
 def _name(option: str, value: Any, names: tuple[str, ...]) -> None:
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         close = get_close_matches(str(value), names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown {option} {value!r}: it may be {', '.join(names)}{hint}")

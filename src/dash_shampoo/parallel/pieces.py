@@ -66,7 +66,7 @@ def descend(pieces: list[Piece]) -> None:
     for group, own in _by_group(pieces):
         updates, weights = [piece.update for piece in own], [piece.weight for piece in own]
         if isinstance(group["lr"], Tensor):
-            torch._foreach_mul_(updates, -group["lr"].to(updates[0].device))
+            torch._foreach_mul_(updates, -group["lr"].to(updates[0].device).reshape(()))
             torch._foreach_add_(weights, updates)
         else:
             torch._foreach_add_(weights, updates, alpha=-group["lr"])

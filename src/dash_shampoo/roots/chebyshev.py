@@ -34,7 +34,7 @@ class Chebyshev(Solver):
     evaluation: str = "paterson-stockmeyer"
 
     def check(self, p: int, spectrum: Spectrum) -> None:
-        if self.degree < 1:
+        if not isinstance(self.degree, int) or self.degree < 1:
             raise ValueError(f"chebyshev needs a degree of at least 1, not {self.degree!r}")
         if self.evaluation not in EVALUATIONS:
             raise ValueError(f"chebyshev's evaluation is one of {', '.join(EVALUATIONS)}, not {self.evaluation!r}")

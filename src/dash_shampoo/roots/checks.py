@@ -28,7 +28,7 @@ def check_options(p: Any, damping: Any, epsilon: Any, scaling: Any, precision: A
     for option, value in (("damping", damping), ("epsilon", epsilon)):
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ValueError(f"{option} must be a non-negative number, not {value!r}")
-    if scaling is not None and scaling not in SCALINGS:
+    if scaling not in SCALINGS:
         raise ValueError(f"unknown scaling {scaling!r}: it may be {', '.join(SCALINGS)}")
     if precision not in (*PRECISIONS, "auto"):
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)} or auto")

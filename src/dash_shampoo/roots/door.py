@@ -111,7 +111,7 @@ def inverse_root(
     """
     chosen = resolve_solver(solver)
     check_tensors(A, previous, out)
-    check_options(p, damping, epsilon, scaling, precision, max_workspace)
+    check_options(p, damping, epsilon, scaling or chosen.scaling, precision, max_workspace)
     if precision == "auto":
         measurable = A.dtype == torch.float32 and A.numel() > 0
         precision = _fastest(chosen, p, damping, A.shape[-1], A.device) if measurable else "fp32"

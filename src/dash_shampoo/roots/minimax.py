@@ -35,9 +35,10 @@ class Minimax(Solver):
     tolerance: float | None = None
 
     def check(self, p: int, spectrum: Spectrum) -> None:
-        if not 1 <= self.degree <= 3:
+        if not isinstance(self.degree, int) or not 1 <= self.degree <= 3:
             raise ValueError(f"minimax has polynomials of degree 1, 2 or 3, not {self.degree!r}")
-        if self.tolerance is not None and not 1e-6 <= self.tolerance <= 0.5:
+        tolerance = self.tolerance
+        if tolerance is not None and not (isinstance(tolerance, float) and 1e-6 <= tolerance <= 0.5):
             raise ValueError(f"minimax has a tolerance in [1e-6, 0.5], not {self.tolerance!r}")
         if not LEAST_DAMPING * (1 - 1e-6) <= spectrum.low <= 0.5:
             raise ValueError(
