@@ -36,10 +36,13 @@ def test_accumulation_and_given_memory(precision: str, with_out: bool) -> None:
     a, b, exact = factors()
     add = torch.randn(3, 40, 40)
     out = torch.empty(3, 40, 40) if with_out else None
-    got = matmul(a, b, precision=precision, add=add, alpha=0.5, beta=-2.0, out=out)
+    got = matmul(a, b, precision=precision, add=add, alpha=0.5, beta=-2.0, shift=3.0, out=out)
     assert not with_out or got is out
     tolerance = 100 * unit_roundoff(precision)
-    torch.testing.assert_close(got.double(), 0.5 * exact - 2 * add.double(), rtol=tolerance, atol=tolerance)
+    expected = 0.5 * exact - 2 * add.double() + 3 * torch.eye(40)
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    scaled = matmul(a, b, precision=precision, alpha=-2.0, out=out)
+    torch.testing.assert_close(scaled.double(), -2 * exact, rtol=tolerance, atol=tolerance)
     plain = matmul(a, b, precision=precision, out=out)
     torch.testing.assert_close(plain.double(), exact, rtol=tolerance, atol=tolerance)
 

@@ -188,6 +188,5 @@ def test_mixed_products_are_coarse_where_the_spectrum_is_short(
     root = inverse_root(A, p, damping=damping, precision="mixed")
     assert root.ok.all()
     assert eigenvalue_error(root.value, A, p, damping) < 1e-2
-    assert seen == sorted(seen, reverse=True)  # split products first
-    assert "fp16" in seen or (p == 2 and damping < 5e-5)
-    assert seen[0] == "fp16x3"
+    assert "fp16" in seen
+    assert "fp16" not in seen[: len(seen) // 3]  # split products first

@@ -49,6 +49,7 @@ class Product(Protocol):
         add: Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 1.0,
+        shift: float = 0.0,
         out: Tensor | None = None,
     ) -> Tensor: ...
 
@@ -86,9 +87,10 @@ def matmul(
     add: Tensor | None = None,
     alpha: float = 1.0,
     beta: float = 1.0,
+    shift: float = 0.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The products of two stacks of matrices: a b, or alpha a b + beta add.
+    """The products of two stacks of matrices: alpha a b + beta add + shift I.
 
     Args:
         a: (n, r, k), float32 or float64.
@@ -99,9 +101,10 @@ def matmul(
             float16 and float32 that keeps it.
         symmetric: whether the products are known to be symmetric, as those of commuting symmetric matrices are. Where
             it pays, only their upper parts are computed and mirrored.
-        add: (n, r, c), added to the product; without it ``alpha`` and ``beta`` are not used.
+        add: (n, r, c), added to the product.
         alpha: factor of the product.
         beta: factor of ``add``.
+        shift: added to the diagonal.
         out: (n, r, c), takes the result; it must overlap neither factor.
 
     Returns:
@@ -116,6 +119,23 @@ def matmul(
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
     if a.dtype == torch.float64:
         precision = "fp32"
+    value = _product(a, b, precision, symmetric, add, alpha, beta, out)
+    if shift:
+        value.diagonal(dim1=1, dim2=2).add_(shift)
+    return value
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    precision: str,
+    symmetric: bool,
+    add: Tensor | None,
+    alpha: float,
+    beta: float,
+    out: Tensor | None,
+) -> Tensor:
+    """alpha a b + beta add in torch's own products."""
     if precision == "tf32":
         a, b = _round_tf32(a), _round_tf32(b)
         if a.device.type == "cuda":
@@ -126,8 +146,10 @@ def matmul(
             return _symmetric(a, b, add, alpha, beta, _rows_like(a) if out is None else out)
         return _accumulate(a, b, add, alpha, beta, out)
     value = _narrow(a, b, precision)
+    if alpha != 1:
+        value.mul_(alpha)
     if add is not None:
-        value.mul_(alpha).add_(add, alpha=beta)
+        value.add_(add, alpha=beta)
     return value if out is None else out.copy_(value)
 
 
@@ -141,7 +163,8 @@ def _accumulate(a: Tensor, b: Tensor, add: Tensor | None, alpha: float, beta: fl
         # For a result in columns oneDNN has only a reference kernel, a thousand times slower.
         return out.copy_(_accumulate(a, b, add, alpha, beta, None))
     if add is None:
-        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+        value = torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+        return value if alpha == 1 else value.mul_(alpha)
     if out is None:
         return torch.baddbmm(add, a, b, beta=beta, alpha=alpha)
     return torch.baddbmm(add, a, b, beta=beta, alpha=alpha, out=out)

@@ -15,7 +15,7 @@ from dash_shampoo.roots.solver import Solver
 
 # An eigenvalue's rounding error is the products' unit roundoff times a small constant; below, it may turn negative.
 LEAST_DAMPING = {"fp32": 1e-6, "mixed": 1e-6, "fp16x3": 1e-6, "bf16x3": 1e-4, "tf32": 1e-2, "fp16": 1e-2, "bf16": 1e-1}
-LEAST_ODD_DAMPING = 1e-5  # of minimax, where no two-sided form keeps the chain of products symmetric
+LEAST_ODD_DAMPING = 2e-5  # of minimax, where no two-sided form keeps the chain of products symmetric
 
 # Half of what float16 can hold: a root's largest entry is damping^(-1/p).
 _LARGEST_FLOAT16 = 2.0**15
