@@ -103,6 +103,23 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
 
+def texts(second: str | None) -> list[tuple[str | None, str, str]]:
+    """The texts: path, tokenizer and name of Python's standard library and of a ``second`` one, if there is one."""
+    return [(None, "bytes", "python")] + ([(second, "chars", Path(second).stem)] if second else [])
+
+
+def done(results: Path) -> set[str]:
+    """The keys of the runs that have been measured."""
+    return {json.loads(line)["key"] for line in results.read_text().splitlines()} if results.exists() else set()
+
+
+def record(results: Path, row: dict[str, Any]) -> None:
+    """Appends a run's row."""
+    results.parent.mkdir(exist_ok=True)
+    with results.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", default=None, help="a second text beside Python's standard library")
@@ -111,22 +128,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    RESULTS.parent.mkdir(exist_ok=True)
-    done = {json.loads(line)["key"] for line in RESULTS.read_text().splitlines()} if RESULTS.exists() else set()
-    texts = [(None, "bytes", "python")] + (
-        [(arguments.text, "chars", Path(arguments.text).stem)] if arguments.text else []
-    )
+    known = done(RESULTS)
     for seed in arguments.seeds:
         for part in arguments.only:
             for own, options in experiments(part):
-                for data, tokenizer, name in texts:
+                for data, tokenizer, name in texts(arguments.text):
                     settings = Settings(**own, seed=seed, data=data, tokenizer=tokenizer, options=options)
                     described = {**dataclasses.asdict(settings), "data": name}
                     key = json.dumps(described, sort_keys=True)
-                    if key not in done:
+                    if key not in known:
                         row = {"part": part, "text": name, **own, "options": options, "seed": seed, **run(settings)}
-                        with RESULTS.open("a") as file:
-                            file.write(json.dumps({**row, "key": key}) + "\n")
+                        record(RESULTS, {**row, "key": key})
                         print(part, name, own, options, seed, f"{row['loss']:.4f} {row['seconds']:.0f} s", flush=True)
 
 

@@ -1,0 +1,286 @@
+"""Trains the tiny Llama with rules of the update that Dash does not have, beside the one it has.
+
+    python benchmarks/candidates.py --text PATH --only base look-ahead early ... [--lr 5e-3] [--seeds 1 2 3]
+
+A candidate replaces stages of the step while it trains; nothing of it is in the product. Appends one JSON line per run
+to ``benchmarks/results/candidates.jsonl`` as `benchmarks/choices.py` does. Several processes share the work with
+``--share I/N``. `benchmarks/tables.py` compares each candidate with the base, seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from choices import BASE, LR, SEEDS, SHORT, done, record, run, texts
+from torch import Tensor
+
+from dash_shampoo import factors, shampoo
+from dash_shampoo.kernels import bmm
+from dash_shampoo.parallel.pieces import Piece, decay
+from dash_shampoo.roots.door import Root
+from dash_shampoo.stacks import Bank, Part
+from dash_shampoo.train.settings import Settings
+
+RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is changed against the base.
+
+    Attributes:
+        options: of the optimizer.
+        settings: of the run.
+        stages: functions by what they replace, a path within `dash_shampoo`.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stages: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __add__(self, other: Candidate) -> Candidate:
+        return Candidate(
+            {**self.options, **other.options}, {**self.settings, **other.settings}, {**self.stages, **other.stages}
+        )
+
+
+def keep_gradient(part: Part, gradient: Tensor, live: Tensor) -> None:
+    """`shampoo.update_moments` that keeps G for `look_ahead`."""
+    update_moments(part, gradient, live)
+    part.gradient = gradient  # type: ignore[attr-defined]
+
+
+def look_ahead(part: Part, steps: Tensor) -> Tensor:
+    """N = beta1 M + (1 - beta1) G for the matrices; its weights add up to 1 - beta1^(t + 1). (n, r, c)"""
+    return look_ahead_everywhere(part, steps) if part.sides else mean_gradient(part, steps)
+
+
+def look_ahead_everywhere(part: Part, steps: Tensor) -> Tensor:
+    """The same for what AdamW moves, too, which is NAdam then. (n, r, c)"""
+    beta1 = part.option("beta1")
+    gradient: Tensor = part.gradient  # type: ignore[attr-defined]
+    return gradient.lerp(part.moment, beta1) / shampoo.bias(beta1, steps + 1)
+
+
+def renewals(when: Callable[[int, int], bool]) -> Callable[[Bank, list[int]], list[bool]]:
+    """`optimizer._due` that renews roots at the step t (from 1) of a parameter if ``when(t, update_every)``."""
+
+    def due(bank: Bank, ages: list[int]) -> list[bool]:
+        return [
+            bank.expects(i) and when(age, group["update_every"])
+            for i, (group, age) in enumerate(zip(bank.groups, ages, strict=True))
+        ]
+
+    return due
+
+
+def doubling(t: int, every: int) -> bool:
+    """1, 2, 4, 8, ... up to the period, and then periodically as ever."""
+    return (t - 1) % every == 0 or (t < every and t & (t - 1) == 0)
+
+
+def each_of_first(t: int, every: int) -> bool:
+    """Each of the first ``every`` steps."""
+    return t <= every or (t - 1) % every == 0
+
+
+def growing(t: int, every: int) -> bool:
+    """At intervals of an eighth of t, up to the period."""
+    due = 1
+    while due < t:
+        due += min(every, 1 + due // 8)
+    return due == t
+
+
+def kl_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) -> None:
+    """L <- beta2 L + (1 - beta2) / c (G Q) (G Q)^T and R <- beta2 R + (1 - beta2) / r (P G)^T (P G), P and Q the roots.
+
+    KL-Shampoo (arXiv 2509.03378). The first gradient, for which there are no roots, makes L of mean eigenvalue 1 and R
+    of G's own scale, between which the later ones keep the balance.
+    """
+    if part.left is None or part.right is None:
+        return update_factors(part, gradient, live, steps)
+    rows, columns = part.key.block
+    beta2 = part.option("beta2")
+    gain = ((1 - beta2) * live / shampoo.bias(beta2, steps)).clamp(max=1)
+    norm = torch.linalg.vector_norm(gradient, dim=(1, 2), keepdim=True).clamp(min=1e-30)
+    first = steps <= 1
+    left = torch.where(first, gradient / norm * rows**0.5, bmm(gradient, part.right.inverse()) / columns**0.5)
+    right = torch.where(first, gradient, bmm(part.left.inverse(), gradient)) / rows**0.5
+    part.left.accumulate(left * gain.sqrt(), 1 - gain)
+    part.right.accumulate((right * gain.sqrt()).mT, 1 - gain)
+    return None
+
+
+def constant_norm(norm: Callable[[int, int], float]) -> Callable[[Part, Tensor, Tensor], Tensor]:
+    """`shampoo.graft` that gives each block the norm ``norm(rows, columns)``."""
+
+    def graft(part: Part, update: Tensor, _: Tensor) -> Tensor:
+        ratio = norm(*part.key.block) / torch.linalg.vector_norm(update, dim=(1, 2), keepdim=True)
+        return torch.where(torch.isfinite(ratio), update * ratio, 0)
+
+    return graft
+
+
+def pseudo_inverse(A: Tensor, p: int, **options: Any) -> Root:
+    """A (A + d)^(-3/2) in place of (A + d)^(-1/2), d the damping: zero on the kernel of A, and smooth. For p = 2."""
+    root = inverse_root(A, p, **options)
+    bound = torch.linalg.matrix_norm(bmm(A, A)).sqrt().view(-1, 1, 1)
+    X = root.value
+    return root._replace(value=X - bmm(bmm(X, X), X) * (bound * options["damping"] + options["epsilon"]))
+
+
+def cautious(pieces: list[Piece]) -> list[Piece]:
+    """`pieces.decay` of the weights alone that the update moves towards zero."""
+    held = [piece.update.clone() for piece in pieces]
+    found = decay(pieces)
+    for piece, update in zip(pieces, held, strict=True):
+        piece.update.copy_(torch.where(update * piece.weight > 0, piece.update, update))
+    return found
+
+
+update_moments, update_factors, mean_gradient = shampoo.update_moments, shampoo.update_factors, shampoo.mean_gradient
+inverse_root = factors.inverse_root
+
+LOOK_AHEAD = Candidate(stages={"shampoo.update_moments": keep_gradient, "shampoo.mean_gradient": look_ahead})
+NADAM = LOOK_AHEAD + Candidate(stages={"shampoo.mean_gradient": look_ahead_everywhere})
+EARLY = Candidate(stages={"optimizer._due": renewals(doubling)})
+FIRST = Candidate(stages={"optimizer._due": renewals(each_of_first)})
+GROWING = Candidate(stages={"optimizer._due": renewals(growing)})
+KL = Candidate(stages={"shampoo.update_factors": kl_factors})
+PSEUDO = Candidate(stages={"factors.inverse_root": pseudo_inverse})
+CAUTIOUS = Candidate(stages={"parallel.carrier.decay": cautious})
+ROWS = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, _: math.sqrt(rows))})
+AREA = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, columns: 0.2 * math.sqrt(rows * columns))})
+
+
+def betas(beta1: float, beta2: float) -> Candidate:
+    return Candidate({"betas": (beta1, beta2)})
+
+
+def every(steps: int) -> Candidate:
+    return Candidate({"update_every": steps})
+
+
+def weight_decay(strength: float) -> Candidate:
+    return Candidate(settings={"weight_decay": strength})
+
+
+CANDIDATES = {
+    "base": Candidate(),
+    "look-ahead": LOOK_AHEAD,
+    "look-ahead, AdamW too": NADAM,
+    "early": EARLY,
+    "first": FIRST,
+    "growing": GROWING,
+    "look-ahead, early": LOOK_AHEAD + EARLY,
+    "look-ahead, first": LOOK_AHEAD + FIRST,
+    "look-ahead, growing": LOOK_AHEAD + GROWING,
+    **{f"betas {a}, {b}": betas(a, b) for a, b in ((0.9, 0.98), (0.95, 0.95), (0.9, 0.9), (0.95, 0.98))},
+    **{
+        f"look-ahead, betas {a}, {b}": LOOK_AHEAD + betas(a, b)
+        for a, b in ((0.9, 0.98), (0.95, 0.95), (0.9, 0.9), (0.95, 0.98))
+    },
+    **{f"weight decay {x}": weight_decay(x) for x in (0.01, 0.1)},
+    **{f"cautious weight decay {x}": CAUTIOUS + weight_decay(x) for x in (0.01, 0.1)},
+    "KL": KL,
+    "KL, every step": KL + every(1),
+    "KL, constant norm": KL + AREA,
+    "KL, early, ungrafted": KL + EARLY + Candidate({"grafting": "none"}),
+    "KL, every step, ungrafted": KL + every(1) + Candidate({"grafting": "none"}),
+    "look-ahead, root 3": LOOK_AHEAD + Candidate({"root": 3}),
+    "look-ahead, constant norm": LOOK_AHEAD + AREA,
+    "look-ahead, norm of rows": LOOK_AHEAD + ROWS,
+    "constant norm": AREA,
+    "pseudo-inverse": PSEUDO,
+    "look-ahead, pseudo-inverse": LOOK_AHEAD + PSEUDO,
+    **{
+        f"{name}every {n}": candidate + every(n)
+        for n in (1, 50)
+        for name, candidate in {
+            "": Candidate(),
+            "look-ahead, ": LOOK_AHEAD,
+            "early, ": EARLY,
+            "growing, ": GROWING,
+            "look-ahead, growing, ": LOOK_AHEAD + GROWING,
+        }.items()
+    },
+}
+RIVALS = {
+    f"{optimizer}, weight decay {x}": (optimizer, lr, steps, x)
+    for optimizer, lr, steps in (("adamw", 2e-3, 1000), ("muon", 5e-3, SHORT))
+    for x in (0.0, 0.01, 0.1)
+}
+
+
+def measure(name: str, settings: Settings) -> dict[str, Any]:
+    """Trains with a candidate's stages; what it changes of the settings is in them already."""
+    with ExitStack() as stack:
+        for path, stage in CANDIDATES[name].stages.items() if name in CANDIDATES else ():
+            stack.enter_context(patch(f"dash_shampoo.{path}", stage))
+        return run(settings)
+
+
+def settings_of(name: str, lr: float, steps: int, seed: int, data: str | None, tokenizer: str) -> Settings:
+    """The settings of a run of a candidate, or of AdamW or Muon at their best learning rate and usual steps."""
+    if name in RIVALS:
+        optimizer, lr, steps, decayed = RIVALS[name]
+        return Settings(
+            optimizer=optimizer,
+            lr=lr,
+            steps=steps,
+            weight_decay=decayed,
+            seed=seed,
+            data=data,
+            tokenizer=tokenizer,
+        )
+    own = CANDIDATES[name]
+    options = {**BASE, **own.options}
+    return Settings(lr=lr, steps=steps, seed=seed, data=data, tokenizer=tokenizer, options=options, **own.settings)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--text", default=None, help="a second text beside Python's standard library")
+    parser.add_argument("--texts", nargs="+", default=None, help="names of the texts to train on; default: all")
+    parser.add_argument("--only", choices=[*CANDIDATES, *RIVALS], nargs="+", default=list(CANDIDATES), metavar="NAME")
+    parser.add_argument("--lr", type=float, nargs="+", default=[LR])
+    parser.add_argument("--steps", type=int, default=SHORT)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--share", default="1/1", help="I/N: the I-th of N processes that run side by side")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    place, places = map(int, arguments.share.split("/"))
+    known = done(RESULTS)
+    runs = [
+        (name, text, settings_of(name, lr, arguments.steps, seed, data, tokenizer))
+        for seed in arguments.seeds
+        for lr in arguments.lr
+        for data, tokenizer, text in texts(arguments.text)
+        if arguments.texts is None or text in arguments.texts
+        for name in arguments.only
+    ]
+    for name, text, settings in runs[place - 1 :: places]:
+        described = {**dataclasses.asdict(settings), "data": text, "candidate": name}
+        key = json.dumps(described, sort_keys=True)
+        if key in known:
+            continue
+        head = {"candidate": name, "text": text, "lr": settings.lr, "steps": settings.steps, "seed": settings.seed}
+        row = {**head, **measure(name, settings)}
+        record(RESULTS, {**row, "key": key})
+        print(*head.values(), f"{row['loss']:.4f} {row['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
