@@ -132,3 +132,10 @@ def test_diagnostics_count_failures_and_rescues(monkeypatch: pytest.MonkeyPatch)
     assert numbers["roots_rescued"] >= 1
     assert numbers["roots_failing"] >= 1
     assert torch.isfinite(params[0]).all()
+
+
+def test_the_workspace_is_that_of_the_precision_that_a_device_takes() -> None:
+    by_rule, true, mixed = (make(8, 1, precision=name).key for name in ("auto", "fp32", "mixed"))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert by_rule.needed(4, cpu) == true.needed(4, cpu) == true.needed(4, gpu)
+    assert by_rule.needed(4, gpu) == mixed.needed(4, cpu) > true.needed(4, cpu)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import bmm, temporaries
-from dash_shampoo.roots import Eigh, Solver, inverse_root
+from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision
 from dash_shampoo.watch import Watch
 
 
@@ -42,15 +42,16 @@ class FactorKey(NamedTuple):
     precision: str
     max_workspace: int | None
 
-    def needed(self, itemsize: int) -> int:
+    def needed(self, itemsize: int, device: torch.device) -> int:
         """Bytes beside the state that the inverse root of one factor takes."""
         unpacked = 2  # the factor and its root
-        stacks = unpacked + self.solver.temporaries(self.root) + temporaries(self.precision)
+        precision = resolve_precision(self.precision, self.solver, self.root, self.damping, device)
+        stacks = unpacked + self.solver.temporaries(self.root) + temporaries(precision)
         return stacks * itemsize * self.size * (self.size + 1)
 
     def at_once(self, itemsize: int, device: torch.device) -> int:
         """How many inverse roots the workspace allows at a time, at least one."""
-        return max(1, workspace(self.max_workspace, device) // self.needed(itemsize))
+        return max(1, workspace(self.max_workspace, device) // self.needed(itemsize, device))
 
 
 class Factors:

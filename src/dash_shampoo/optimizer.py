@@ -55,7 +55,8 @@ class Dash(Optimizer):
         update_every: steps between two renewals of a parameter's roots, counted from its first preconditioned step.
         damping: added to a factor before its root, relative to the bound ||L^2||_F^(1/2) of its largest eigenvalue.
         epsilon: added to a factor before its root, absolute (the paper's form of damping).
-        precision: of the products that make roots, one of `dash_shampoo.kernels.PRECISIONS`; "mixed" for tensor cores.
+        precision: of the products that make roots, one of `dash_shampoo.kernels.PRECISIONS`; "auto" is "mixed" on
+            GPUs with tensor cores where the damping allows it, float32 elsewhere.
         grafting: method that lends each block its norm: "adam", "rmsprop", "adagrad", "sgd" or "none".
         graft_beta2: decay of the grafting method's squares; ``None`` is ``betas[1]``.
         graft_eps: added to the grafting method's denominator, and to AdamW's. With 0, entries without gradients stay.
@@ -109,7 +110,7 @@ class Dash(Optimizer):
         update_every: int = 10,
         damping: float = 1e-4,
         epsilon: float = 0.0,
-        precision: str = "fp32",
+        precision: str = "auto",
         grafting: str = "adam",
         graft_beta2: float | None = None,
         graft_eps: float = 1e-8,

@@ -133,13 +133,17 @@ def test_time_follows_the_rates() -> None:
     model, some = meta_model(SIZES["llama-953m"]), Ranks(8, 1)
     slow, fast = (plan_model(model, {}, some, RATES._replace(efficiency=each), CUDA).seconds for each in (0.25, 0.5))
     assert slow == pytest.approx(2 * fast)
-    tf32 = plan_model(model, {}, some, RATES._replace(tf32=True), CUDA).amounts
-    plain = plan_model(model, {}, some, RATES, CUDA).amounts
+    true = {"precision": "fp32"}
+    tf32 = plan_model(model, true, some, RATES._replace(tf32=True), CUDA).amounts
+    plain = plan_model(model, true, some, RATES, CUDA).amounts
     assert tf32["seconds/factors"].max() < plain["seconds/factors"].max()
     assert tf32["seconds/roots"].max() == plain["seconds/roots"].max()
     mixed = plan_model(model, {"precision": "mixed"}, some, RATES, CUDA).amounts
     assert mixed["seconds/roots"].max() < plain["seconds/roots"].max()
     assert mixed["seconds/factors"].max() == plain["seconds/factors"].max()
+    by_rule = plan_model(model, {}, some, RATES, CUDA).amounts
+    assert by_rule["seconds/roots"].max() == mixed["seconds/roots"].max()
+    assert by_rule["workspace"].max() == mixed["workspace"].max() > plain["workspace"].max() / 2
 
 
 def test_choices_are_plans_with_their_options() -> None:

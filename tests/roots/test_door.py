@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dash_shampoo.kernels import has_tensor_cores
 from dash_shampoo.roots import (
     SCALINGS,
     Chebyshev,
     CoupledNewton,
     Minimax,
     NewtonDB,
-    door,
     inverse_root,
     products,
+    resolve_precision,
     resolve_solver,
     solver_options,
 )
-from dash_shampoo.roots.fastest import fastest
 from tests.roots.matrices import exact_root, relative_error, with_condition, with_spectrum
 
 ACCURATE = ["minimax", "newton-db", "coupled-newton", "eigh"]
@@ -319,34 +319,74 @@ def test_solvers_survive_the_trip_through_plain_values() -> None:
 
 # --- precision="auto" -------------------------------------------------------------------------------------------------
 
-
-def test_auto_takes_the_fastest_of_the_safe_precisions_and_measures_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def fastest(solve: Any, precisions: list[str], size: int, device: torch.device) -> str:
-        asked.append(precisions)
-        assert solve(torch.eye(size).unsqueeze(0), precisions[0]).shape == (1, size, size)
-        return precisions[-1]
-
-    monkeypatch.setattr(door, "fastest", fastest)
-    A = with_condition(1e3, b=13).float()
-    for _ in range(2):
-        auto = inverse_root(A, 4, damping=2e-3, precision="auto")
-    assert asked == [["fp32", "mixed", "fp16x3", "bf16x3"]]
-    assert torch.equal(auto.value, inverse_root(A, 4, damping=2e-3, precision="bf16x3").value)
-    assert torch.equal(
-        inverse_root(A.double(), 4, damping=2e-3, precision="auto").value,
-        inverse_root(A.double(), 4, damping=2e-3).value,
-    )
-    assert len(asked) == 1
+GPU = torch.device("cuda", 0)
 
 
-def test_the_fastest_precision_is_the_one_that_takes_least_time() -> None:
-    def solve(stack: Tensor, precision: str) -> Tensor:
-        time.sleep({"fp32": 0.02, "mixed": 0.001, "tf32": 0.02}[precision])
-        return stack
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], None]]:
+    """Has torch say that there is a GPU of a compute capability."""
 
-    assert fastest(solve, ["fp32", "mixed", "tf32"], 4, torch.device("cpu")) == "mixed"
+    def there_is(capability: tuple[int, int]) -> None:
+        has_tensor_cores.cache_clear()
+        monkeypatch.setattr(torch.version, "hip", None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    yield there_is
+    has_tensor_cores.cache_clear()
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_tensor_cores_take_mixed_products_where_they_are_safe(a_gpu: Any, capability: tuple[int, int]) -> None:
+    a_gpu(capability)
+    chosen = {
+        (name, p, damping): resolve_precision("auto", resolve_solver(name), p, damping, GPU)
+        for name in (*SOLVERS, "newton-db-paper")
+        for p in (1, 2, 4)
+        for damping in (1e-2, 1e-4, 1e-6, 1e-7, 0.0)
+    }
+    for (name, p, damping), precision in chosen.items():
+        if name in ("eigh", "newton-db-paper") or damping < 1e-6:
+            assert precision == "fp32"
+        elif p > 1 or damping == 1e-2:
+            assert precision == "mixed"
+        else:
+            assert precision == ("fp16x3" if damping == 1e-4 else "fp32")
+    assert resolve_precision("bf16x3", Minimax(), 4, 1e-4, GPU) == "bf16x3"
+
+
+def test_what_auto_takes_is_never_refused() -> None:
+    """For every device: on this one the products are emulated."""
+    for solver in ("minimax", "newton-db", "coupled-newton"):
+        for p in (1, 2, 3, 4, 8):
+            for damping in (1e-1, 1e-2, 1e-3, 1e-4, 2e-5, 1e-6):
+                precision = resolve_precision("auto", resolve_solver(solver), p, damping, GPU)
+                try:
+                    inverse_root(torch.eye(3).unsqueeze(0), p, solver=solver, damping=damping)
+                except ValueError:  # not in float32 either
+                    continue
+                assert inverse_root(
+                    torch.eye(3).unsqueeze(0), p, solver=solver, damping=damping, precision=precision
+                ).ok
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (6, 1)])
+def test_older_gpus_take_float32(a_gpu: Any, capability: tuple[int, int]) -> None:
+    a_gpu(capability)
+    assert resolve_precision("auto", Minimax(), 2, 1e-4, GPU) == "fp32"
+
+
+def test_amd_gpus_take_float32(a_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_gpu((9, 4))
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert resolve_precision("auto", Minimax(), 2, 1e-4, GPU) == "fp32"
+
+
+def test_a_cpu_takes_float32_and_float64_stays_what_it_is() -> None:
+    assert resolve_precision("auto", Minimax(), 2, 1e-4, torch.device("cpu")) == "fp32"
+    for dtype in (torch.float32, torch.float64):
+        A = with_condition(1e3, b=13).to(dtype)
+        assert torch.equal(inverse_root(A, 4).value, inverse_root(A, 4, precision="fp32").value)
 
 
 @pytest.mark.parametrize(("condition", "most"), [(1e3, 11), (1e4, 16), (1e5, 21), (1e6, 26)])

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dash_shampoo.options import roots
 from dash_shampoo.plan.model import options, parameters
 from dash_shampoo.plan.plan import Plan, make, own
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.seconds import Rates
 from dash_shampoo.plan.tiles import tiles_of
+from dash_shampoo.roots import resolve_precision, resolve_solver
 
 BLOCK_SIZES = (256, 512, 1024, 2048, 4096)
 STATE_DTYPES = ("fp32", "bf16")
@@ -54,8 +56,14 @@ def plan_model(model: nn.Module, given: Mapping[str, Any], ranks: Ranks, rates: 
     """
     chosen = options(given)
     tiles = tiles_of(parameters(model, chosen.defaults))
-    precise = rates._replace(precision=chosen.defaults["precision"])
+    precise = rates._replace(precision=precision(chosen.defaults, device))
     return make(tiles, own(tiles, ranks), ranks, precise, wire=chosen.wire, device=device)
+
+
+def precision(defaults: Mapping[str, Any], device: torch.device) -> str:
+    """The precision of the products that make the roots of matrices."""
+    solver, damping = resolve_solver(defaults["solver"]), defaults["damping"]
+    return resolve_precision(defaults["precision"], solver, max(roots(defaults), default=1), damping, device)
 
 
 def choices(

@@ -66,7 +66,7 @@ def _stages(tiles: Tiles, owners: Whole, ranks: Ranks, device: torch.device) -> 
             lanes[factor] = lanes.get(factor, np.zeros(ranks.size, np.int64)) + own
     roots = [np.zeros(ranks.size, np.int64)]
     for factor, own in lanes.items():
-        roots.append(np.minimum(own, factor.at_once(tiles.size, device)) * factor.needed(tiles.size))
+        roots.append(np.minimum(own, factor.at_once(tiles.size, device)) * factor.needed(tiles.size, device))
     return _most(*parts), _most(*roots)
 
 

@@ -6,6 +6,7 @@ from dash_shampoo.roots.door import SOLVERS, Root, inverse_root, products, resol
 from dash_shampoo.roots.eigh import Eigh
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
+from dash_shampoo.roots.rule import resolve_precision
 from dash_shampoo.roots.scaling import SCALINGS
 from dash_shampoo.roots.solver import Solver
 
@@ -23,6 +24,7 @@ __all__ = [
     "Solver",
     "inverse_root",
     "products",
+    "resolve_precision",
     "resolve_solver",
     "solver_options",
 ]

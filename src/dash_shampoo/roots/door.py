@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 from dash_shampoo.kernels import Product, matmul, promised_error, strict_products, temporaries, unit_roundoff
 from dash_shampoo.roots.certificate import finite, residual, tolerance
 from dash_shampoo.roots.chebyshev import Chebyshev
-from dash_shampoo.roots.checks import LEAST_DAMPING, check_options, check_precision, check_tensors, least_damping
+from dash_shampoo.roots.checks import check_options, check_precision, check_tensors
 from dash_shampoo.roots.coupled_newton import CoupledNewton, CoupledNewtonPaper
 from dash_shampoo.roots.eigh import Eigh
-from dash_shampoo.roots.fastest import fastest
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
+from dash_shampoo.roots.rule import resolve_precision
 from dash_shampoo.roots.scaling import scale, schatten4
 from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like
 
@@ -67,7 +67,7 @@ def inverse_root(
     damping: float = 1e-4,
     epsilon: float = 0.0,
     scaling: str | None = None,
-    precision: str = "fp32",
+    precision: str = "auto",
     previous: Tensor | None = None,
     max_workspace: int | None = None,
     out: Tensor | None = None,
@@ -91,10 +91,9 @@ def inverse_root(
         epsilon: absolute.
         scaling: how the stack is scaled before it is solved, one of `dash_shampoo.roots.SCALINGS`; ``None`` is the
             solver's own, "bound" for all but the paper's presets.
-        precision: of the products, one of `dash_shampoo.kernels.PRECISIONS`; true float32 by default, whatever torch's
-            global flags. "mixed" starts with split float16 and goes on in float16 once the spectrum is short, which is
-            for GPUs. "auto" measures, once per size, damping and device, which of those that are safe is fastest; what
-            it finds may differ between runs. Ignored for float64.
+        precision: of the products, one of `dash_shampoo.kernels.PRECISIONS`, whatever torch's global flags. "auto" is a
+            rule: split float16 going over to float16 ("mixed") on GPUs with tensor cores where the damping allows it,
+            true float32 elsewhere. Ignored for float64.
         previous: (n, b, b) roots to keep where a block fails, like ``A`` in dtype and device.
         max_workspace: bytes of temporaries, beside the result; a larger stack is worked off in pieces. ``None``: all at
             once. One matrix at a time is the least that can be.
@@ -112,9 +111,7 @@ def inverse_root(
     chosen = resolve_solver(solver)
     check_tensors(A, previous, out)
     check_options(p, damping, epsilon, scaling or chosen.scaling, precision, max_workspace)
-    if precision == "auto":
-        measurable = A.dtype == torch.float32 and A.numel() > 0
-        precision = _fastest(chosen, p, damping, A.shape[-1], A.device) if measurable else "fp32"
+    precision = resolve_precision(precision, chosen, p, damping, A.device)
     plan = _plan(p, chosen, damping, epsilon, scaling, precision, A)
     n = len(A)
     result = Root(
@@ -218,17 +215,6 @@ def _lowest(scaling: str, damping: float, b: int) -> float:
     """Lower end of the spectrum of the scaled matrices: what damping adds, over the most that the scale may be."""
     largest = {"frobenius": max(1, b) ** 0.25, "paper-multi-power-iteration": 2.0}.get(scaling, 1.0)
     return damping / (damping + largest)
-
-
-@cache
-def _fastest(solver: Solver, p: int, damping: float, size: int, device: torch.device) -> str:
-    """The precision with which this root takes the least time, of those that are safe for its damping."""
-    safe = ["fp32", *(name for name in LEAST_DAMPING if name != "fp32" and damping >= least_damping(name, p))]
-
-    def solve(stack: Tensor, precision: str) -> Tensor:
-        return inverse_root(stack, p, solver=solver, damping=damping, precision=precision).value
-
-    return fastest(solve, safe if solver.certified else ["fp32"], size, device)
 
 
 def resolve_solver(solver: str | Mapping[str, Any] | Solver) -> Solver:
