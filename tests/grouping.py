@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dash_shampoo import param_groups
+from dash_shampoo import describe, param_groups
 
 Groups = dict[str, list[str]]
 
@@ -17,6 +17,7 @@ def grouping(build: Callable[[], nn.Module]) -> Groups:
     """The groups of a model on the meta device, layers' numbers as ``*``, and of the vectors those that are not 1-D."""
     with torch.device("meta"):
         groups = param_groups(build())
+    describe(groups)  # Dash takes each parameter as its group says
     found: Groups = {}
     for group in groups:
         for name, parameter in group["params"]:

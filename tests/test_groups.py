@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from dash_shampoo import Dash, param_groups
+from dash_shampoo import Dash, describe, param_groups
 
 
 class Model(nn.Module):
@@ -114,6 +115,41 @@ def test_groups_carry_names_into_the_optimizer() -> None:
     assert optimizer.param_groups[0]["param_names"] == ["wide.weight", "inner.weight"]
     assert [group["algorithm"] for group in optimizer.param_groups] == [*["shampoo"] * 3, "adamw", "shampoo"]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0] * 5
+
+
+def test_overrides_split_fused_matrices() -> None:
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=16)
+    with torch.device("meta"):
+        model = nn.ModuleDict({"gpt2": transformers.GPT2LMHeadModel(config), "attention": nn.MultiheadAttention(8, 2)})
+        model["experts"] = nn.ParameterList([torch.empty(4, 24, 8)])  # gate and up
+        model["grouped"] = nn.Linear(16, 24, bias=False)  # queries, and fewer keys and values
+    splits = {
+        r".*c_attn\.weight": {"split_columns": 3},
+        r".*in_proj_weight": {"split_rows": 3},
+        r"experts\..*": {"split_rows": 2},
+        r"grouped\..*": {"split_rows": [16, 4, 4]},
+    }
+    table = describe(param_groups(model, overrides=splits))
+    for line in (
+        "2 x gpt2.transformer.h.*.attn.c_attn.weight (32, 96) 3 of 32 x 32 left and right",
+        "attention.in_proj_weight (24, 8) 3 of 8 x 8 left and right",
+        "grouped.weight (24, 16) 1 of 16 x 16 left and right 2 of 4 x 16 left",
+        "stack experts.0 (4, 24, 8) 8 of 12 x 8 left and right",
+    ):
+        assert line in " ".join(table.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_rows": 3}, r"inner\.weight has the shape \(8, 30\): split_rows does not fit"),
+        ({"view": "stack"}, r"inner\.weight has the shape \(8, 30\): view='stack' is for three or more dimensions"),
+        ({"split_column": 2}, "unknown option 'split_column' in a parameter group; did you mean 'split_columns'"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Dash(param_groups(Model(), overrides={r"inner\.weight": options}))
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {

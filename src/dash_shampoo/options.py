@@ -163,9 +163,8 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
             problem = _problem(parameter, group)
             if problem:
                 raise TypeError(f"{names(groups)[id(parameter)]} {problem}")
-            misfit = _misfit(parameter, group)
-            if misfit:
-                raise ValueError(f"{names(groups)[id(parameter)]} has the shape {tuple(parameter.shape)}: {misfit}")
+            if reason := misfit(parameter, group):
+                raise ValueError(f"{names(groups)[id(parameter)]} has the shape {tuple(parameter.shape)}: {reason}")
 
 
 def refuse_duplicates(params: list[Any]) -> None:
@@ -220,7 +219,8 @@ def _problem(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _misfit(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
+def misfit(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
+    """Why the group's ``view`` or splits do not fit a parameter's shape, or ``None`` if they do."""
     if group["view"] == "stack" and parameter.ndim < 3:
         return "view='stack' is for three or more dimensions, of which the last two are those of the matrices"
     if parameter.ndim < 2 or group["algorithm"] != "shampoo":
