@@ -73,27 +73,6 @@ def restore(views: Mapping[str, Tensor], old: Mapping[str, Any], name: str) -> N
             view.copy_(old[key])
 
 
-def gather(optimizer: Optimizer, ownership: Ownership, to: int) -> dict[str, Any] | None:
-    """The whole state dict, on the CPU, at the process with the rank ``to`` of each world; ``None`` at the others.
-
-    Collective. Goes parameter by parameter, so that no process but one holds more than it has.
-    """
-    own = optimizer.state_dict()
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    ids = [i for group in own["param_groups"] for i in group["params"]]
-    states, here = {}, True
-    for i, parameter in zip(ids, parameters, strict=True):
-        world = ownership.worlds.of(parameter)
-        here = here and world.rank == to
-        state = {
-            key: value.cpu() if isinstance(value, Tensor) else value for key, value in own["state"].get(i, {}).items()
-        }
-        found = world.collect(state, to)
-        if found is not None and any(found):
-            states[i] = {key: value for part in found for key, value in part.items()}
-    return {**own, "state": states} if here else None
-
-
 def _tile(key: str) -> str | None:
     """The tile that an entry of the state is of, or ``None`` for those of the parameter."""
     tile, dot, _ = key.partition(".")

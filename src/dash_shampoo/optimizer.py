@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
-from dash_shampoo.checkpoint import gather, match, release, restore
+from dash_shampoo.checkpoint import match, release, restore
 from dash_shampoo.options import (
     check_parameters,
     check_process_group,
@@ -28,6 +28,7 @@ from dash_shampoo.options import (
     wire,
 )
 from dash_shampoo.parallel.ownership import Entry, Ownership
+from dash_shampoo.parallel.whole import REMEDIES, asked, gather, refuse_mixture
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.stacks import Bank, Survey, arrange
 
@@ -198,25 +199,38 @@ class Dash(Optimizer):
         return {**super().__getstate__(), "_process_group": self._process_group, "_wire": self._wire}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors and numbers: on several processes, of the tiles that this one owns."""
+        """The state as plain tensors and numbers: on several processes, of the tiles that this one owns.
+
+        Where torch.distributed.checkpoint asks for a full state dict, that of all processes; collective then.
+
+        Warns:
+            RuntimeWarning: it is a part, and nobody asks for parts.
+        """
         self._make_ready_to_save()
-        return super().state_dict()
+        part = super().state_dict()
+        wanted = asked() if self.state and self._ownership.is_shared else None
+        if wanted is not None and wanted.whole:
+            return gather(self, part, self._ownership, None if wanted.everywhere else 0) or part
+        if wanted is None and self.state and self._ownership.is_partial:
+            warnings.warn(f"this state dict is the part of one process. {REMEDIES}", RuntimeWarning, stacklevel=2)
+        return part
 
     def _make_ready_to_save(self) -> None:
         self._settle()
         for group in self.param_groups:
             make_plain(group)
 
-    def full_state_dict(self, to: int = 0) -> dict[str, Any] | None:
+    def full_state_dict(self, to: int | None = 0) -> dict[str, Any] | None:
         """The state of all processes, as `state_dict` of a single process would give it, on the CPU. Collective.
 
         Args:
-            to: rank of the process that gets it, in each group of processes that share parameters.
+            to: rank of the process that gets it, in each group of processes that share parameters; ``None`` for all.
 
         Returns:
             The state dict at that process, ``None`` at the others.
         """
-        return gather(self, self._ownership, to)
+        self._make_ready_to_save()
+        return gather(self, super().state_dict(), self._ownership, to)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, bit for bit, whatever the parameters' dtype; parameters go by name if named.
@@ -227,6 +241,7 @@ class Dash(Optimizer):
             ValueError: the state is of other parameters or of blocks of another size, or lacks some that this process
                 owns; the message names the parameter.
         """
+        refuse_mixture(state_dict["state"], self.state)
         self._ownership.entries(self._parameters())
 
         def matched(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from dash_shampoo import Dash, param_groups
+from dash_shampoo.parallel.world import World
 from tests.parallel import jobs
 
 OPTIONS: dict[str, Any] = {**jobs.OPTIONS, "momentum": 0.9}
@@ -39,10 +45,10 @@ def train(strategy: str, first: int, stop: int, route: str, folder: str | None, 
     """Trains from step ``first`` to ``stop``, resuming from ``folder`` and saving to ``out`` by a ``route``."""
     model, optimizer = make(strategy)
     if folder is not None:
-        (load_dcp if route == "dcp" else load_whole)(model, optimizer, folder)
+        {"dcp": load_dcp, "whole": load_whole, "full": load_full}[route](model, optimizer, folder)
     advance(model, optimizer, first, stop)
     if out is not None:
-        (save_dcp if route == "dcp" else save_whole)(model, optimizer, out)
+        {"dcp": save_dcp, "whole": save_whole, "full": save_full}[route](model, optimizer, out)
     return [jobs.whole(parameter) for parameter in model.parameters()]
 
 
@@ -80,6 +86,97 @@ def load_whole(model: nn.Module, optimizer: Dash, folder: str) -> None:
     owned = sum("moment" in key for own in optimizer.state.values() for key in own)
     everything = sum("moment" in key for own in state["optimizer"]["state"].values() for key in own)
     assert owned < everything or dist.get_world_size() == 1
+
+
+def save_full(model: nn.Module, optimizer: Dash, folder: str) -> None:
+    """As Accelerate and Lightning save a full state dict."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        state = get_optimizer_state_dict(model, optimizer, options=options)
+    weights = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        Path(folder).mkdir()
+        torch.save({"model": weights, "optimizer": state}, Path(folder) / "whole.pt")
+
+
+def load_full(model: nn.Module, optimizer: Dash, folder: str) -> None:
+    first = dist.get_rank() == 0
+    state = torch.load(Path(folder) / "whole.pt") if first else {"model": {}, "optimizer": {}}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state["model"], options=options)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+
+
+def full_everywhere(strategy: str) -> dict[str, Any]:
+    """What torch's function and `full_state_dict` give each process as the full state, and what comes of loading it."""
+    model, optimizer = make(strategy)
+    advance(model, optimizer, 0, 3)
+    options = StateDictOptions(full_state_dict=True)
+    full = get_optimizer_state_dict(model, optimizer, options=options)
+    own = optimizer.full_state_dict(to=None)
+    other, loaded = make(strategy)
+    set_model_state_dict(other, get_model_state_dict(model, options=options), options=options)
+    set_optimizer_state_dict(other, loaded, full, options=options)
+    assert own is not None
+    for each in ((model, optimizer), (other, loaded)):
+        advance(*each, 3, 5)
+    return {
+        "full": list(full["state"].values()),
+        "own": list(own["state"].values()),
+        "straight": [jobs.whole(parameter) for parameter in model.parameters()],
+        "resumed": [jobs.whole(parameter) for parameter in other.parameters()],
+    }
+
+
+def bytes_sent() -> tuple[int, int]:
+    """Bytes that this process pickles for the whole state, and bytes of its part."""
+    model, optimizer = make("replicated")
+    advance(model, optimizer, 0, 3)
+    part = sum(
+        value.nbytes for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+    )
+    with mock.patch.object(World, "collect", autospec=True, side_effect=World.collect) as collect:
+        optimizer.full_state_dict()
+    return sum(len(pickle.dumps(call.args[1])) for call in collect.call_args_list), part
+
+
+def part_as_full(strategy: str, everywhere: bool) -> str:
+    """What Dash says of one process's part, loaded as if it were the full state."""
+    model, optimizer = make(strategy)
+    advance(model, optimizer, 0, 2)
+    state = [copy.deepcopy(get_optimizer_state_dict(model, optimizer))]
+    dist.broadcast_object_list(state)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not everywhere)
+    model, optimizer = make(strategy)
+    try:
+        set_optimizer_state_dict(model, optimizer, state[0], options=options)
+    except ValueError as error:
+        return str(error)
+    return "taken"
+
+
+def warned_of_parts(strategy: str) -> dict[str, list[str]]:
+    """What Dash warns of when its state is taken in several ways."""
+    model, optimizer = make(strategy)
+    ways: dict[str, Callable[[], Any]] = {
+        "before": optimizer.state_dict,
+        "step": lambda: advance(model, optimizer, 0, 2),
+        "own": optimizer.state_dict,
+        "parts": lambda: get_optimizer_state_dict(model, optimizer, options=FLAT),
+        "parts on the CPU": lambda: get_optimizer_state_dict(
+            model, optimizer, options=StateDictOptions(cpu_offload=True)
+        ),
+        "copy": lambda: copy.deepcopy(optimizer),
+        "whole": optimizer.full_state_dict,
+    }
+    said = {}
+    for way, take in ways.items():
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            take()
+        said[way] = [str(each.message) for each in warned if each.category is RuntimeWarning]
+    return said
 
 
 def part_of_another(folder: str) -> str:

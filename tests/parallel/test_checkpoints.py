@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.parallel import checkpoints
 from tests.parallel.processes import Processes
@@ -13,7 +14,7 @@ from tests.parallel.test_equality import assert_equal
 HALF, END = 4, 7
 
 
-@pytest.mark.parametrize("route", ["dcp", "whole"])
+@pytest.mark.parametrize("route", ["dcp", "whole", "full"])
 @pytest.mark.parametrize(
     ("saver", "savers", "resumer", "resumers"),
     [
@@ -39,7 +40,7 @@ def test_resumed_on_other_processes(
     assert_equal(resumed, straight)
 
 
-@pytest.mark.parametrize("route", ["dcp", "whole"])
+@pytest.mark.parametrize("route", ["dcp", "whole", "full"])
 @pytest.mark.parametrize(("strategy", "size"), [("replicated", 3), ("fsdp", 3), ("hsdp", 4)])
 def test_resumed_on_as_many_processes_is_bit_equal(
     processes: Processes, tmp_path: Path, route: str, strategy: str, size: int
@@ -50,6 +51,47 @@ def test_resumed_on_as_many_processes_is_bit_equal(
     resumed = processes.run(checkpoints.train, size, strategy, HALF, END, route, folder, None)
     for left, right in zip(straight, resumed, strict=True):
         assert_equal([left], right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("replicated", 2), ("fsdp", 3), ("hsdp", 4)])
+def test_every_process_can_have_the_whole_state(processes: Processes, strategy: str, size: int) -> None:
+    found = processes.run(checkpoints.full_everywhere, size, strategy)
+    (alone,) = processes.run(checkpoints.full_everywhere, 1, "replicated")
+    for each in found:
+        for state, expected in zip(each["full"], alone["full"], strict=True):
+            assert {key: value.shape for key, value in state.items() if key != "age"} == {
+                key: value.shape for key, value in expected.items() if key != "age"
+            }
+        torch.testing.assert_close(each["full"], each["own"], rtol=0, atol=0)
+        assert_equal([each["resumed"]], each["straight"], rtol=0, atol=0)
+
+
+def test_a_part_is_sent_without_the_bank_that_it_is_a_view_of(processes: Processes) -> None:
+    for sent, part in processes.run(checkpoints.bytes_sent, 2):
+        assert sent < 2 * part + 100_000  # names, and what pickle says of each tensor
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(("strategy", "size"), [("replicated", 2), ("fsdp", 3), ("hsdp", 4)])
+def test_a_part_that_is_loaded_as_the_full_state_is_refused(
+    processes: Processes, strategy: str, size: int, everywhere: bool
+) -> None:
+    first, *others = processes.run(checkpoints.part_as_full, size, strategy, everywhere)
+    assert first == "taken"
+    for message in others:
+        assert "lacks what this process owns" in message
+        assert "full_state_dict" in message
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_a_part_is_noticed_when_it_is_taken(processes: Processes, strategy: str) -> None:
+    for said in processes.run(checkpoints.warned_of_parts, 2, strategy):
+        (message,) = said.pop("own")
+        for remedy in ("full_state_dict()", "torch.distributed.checkpoint", "process_group=None"):
+            assert remedy in message
+        assert not any(said.values())
+    (alone,) = processes.run(checkpoints.warned_of_parts, 1, strategy)
+    assert not any(alone.values())
 
 
 def test_the_part_of_another_process_is_refused(processes: Processes, tmp_path: Path) -> None:

@@ -75,6 +75,16 @@ class Ownership:
         owners = self._owners.get(parameter, [rank] * len(names))
         return {name for name, owner in zip(names, owners, strict=True) if owner == rank}
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are parameters that processes hold together, as of the last `entries`; alike on all of them."""
+        return bool(self._owners)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this process owns a part of what it holds together with others."""
+        return any(set(owners) - {self.worlds.of(parameter).rank} for parameter, owners in self._owners.items())
+
     def compare(self, entries: list[Entry], names: Mapping[int, str]) -> None:
         """Makes sure that every process has the same parameters and options, and the same replicas; collective.
 

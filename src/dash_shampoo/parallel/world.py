@@ -74,10 +74,14 @@ class World:
         self._call("a comparison", lambda: dist.all_reduce(own, dist.ReduceOp.MAX, group=self._group))
         return int(own[0]) == digest and int(own[1]) == -digest
 
-    def collect(self, value: Any, to: int) -> list[Any] | None:
-        """The objects of every process at the one whose rank in the group is ``to``; ``None`` at the others."""
+    def collect(self, value: Any, to: int | None) -> list[Any] | None:
+        """The objects of every process, at the one with the rank ``to`` or at all; ``None`` at the others."""
         if self.size == 1:
             return [value]
+        if to is None:
+            everything: list[Any] = [None] * self.size
+            self._call("the state", lambda: dist.all_gather_object(everything, value, group=self._group))
+            return everything
         found: list[Any] | None = [None] * self.size if self.rank == to else None
         destination = self.ranks[to]
         self._call("the state", lambda: dist.gather_object(value, found, dst=destination, group=self._group))
