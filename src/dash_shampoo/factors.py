@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
     glibc gives free memory back to the system beyond twice the size of the largest block that was mapped and freed, of
     those up to 32 MiB. One block of that size, never touched, is all it takes; other libraries do not mind.
     """
-    torch.empty((1 << 25) - (1 << 16), dtype=torch.uint8)
+    torch.empty((1 << 25) - (1 << 16), dtype=torch.uint8, device="cpu")
 
 
 class FactorKey(NamedTuple):

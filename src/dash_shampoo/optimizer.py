@@ -185,6 +185,9 @@ class Dash(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # The base class adds this option to the defaults. In groups it would be missing in files made without it.
+        for options in (self.defaults, *self.param_groups):
+            options.pop("differentiable", None)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -235,11 +238,12 @@ class Dash(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, bit for bit, whatever the parameters' dtype; parameters go by name if named.
 
-        What `full_state_dict` gave can be loaded on any number of processes: each takes what it owns.
+        What `full_state_dict` gave can be loaded on any number of processes: each takes what it owns. A load that
+        raises has changed nothing; hooks that are to run after it find it done.
 
         Raises:
-            ValueError: the state is of other parameters or of blocks of another size, or lacks some that this process
-                owns; the message names the parameter.
+            ValueError: the state is of another optimizer, of other parameters or of blocks of another size, it lacks
+                something that this process owns, or an option in it is invalid; the message names the parameter.
         """
         refuse_mixture(state_dict["state"], self.state)
         self._ownership.entries(self._parameters())

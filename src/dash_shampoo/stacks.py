@@ -46,8 +46,8 @@ class Part:
         self.grafting = stack.grafting
         counts = [member.tile.blocks for member in members]
         self.counts = counts
-        owners = torch.tensor([member.place for member in members])
-        self.owner = owners.repeat_interleave(torch.tensor(counts)).to(device)  # (n,)
+        places = [member.place for member, count in zip(members, counts, strict=True) for _ in range(count)]
+        self.owner = torch.tensor(places, device=device)  # (n,)
 
     def has_gradients(self) -> bool:
         """Whether any member may have a gradient at this step."""

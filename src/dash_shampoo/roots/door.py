@@ -144,9 +144,9 @@ def products(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", da
         count += a.shape == b.shape
         return matmul(a, b, **rest)
 
-    stack = torch.eye(3, dtype=torch.float64).unsqueeze(0)
+    stack = torch.eye(3, dtype=torch.float64, device="cpu").unsqueeze(0)
     plan = _plan(p, resolve_solver(solver), damping, 0.0, None, "fp32", stack)
-    result = Root(torch.empty_like(stack), stack.new_zeros(1), torch.ones(1, dtype=torch.bool))
+    result = Root(torch.empty_like(stack), stack.new_zeros(1), stack.new_ones(1, dtype=torch.bool))
     with torch.no_grad():
         _solve(stack, plan._replace(product=counted), None, result)
     return count
