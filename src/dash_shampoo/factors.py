@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import bmm, temporaries
+from dash_shampoo.kernels import accumulate, temporaries
 from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision
 from dash_shampoo.watch import Watch
 
@@ -93,11 +93,7 @@ class Factors:
 
     def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
         """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
-        own = self.packed[lanes, 1:]
-        # Tensor cores may round the inputs here: what they compute is the product of a slightly moved gradient with
-        # itself, still positive semidefinite.
-        product = bmm(half, half.mT).addcmul_(own, keep)
-        torch.where(self.lower, product, own, out=own)
+        accumulate(self.packed[lanes, 1:], half, keep, self.lower)
 
     def update_roots(self, lanes: Tensor | None) -> None:
         """Recomputes the inverse roots of the factors in ``lanes`` (indices), or of all of them for ``None``.

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dash_shampoo.kernels import PRECISIONS, bmm, matmul, strict_products, unit_roundoff
+from dash_shampoo.kernels.flags import quick_products
 
 
 def factors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -116,3 +117,17 @@ def test_the_quick_product_is_a_float32_product_and_leaves_the_flags() -> None:
     scale = a.double().abs() @ b.double().abs()
     assert ((bmm(a, b).double() - exact).abs() / scale).max() < 8 * unit_roundoff("fp32")
     assert (torch.backends.mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == flags
+
+
+@pytest.mark.parametrize("flag", ["highest", "high", "medium"])
+def test_products_of_the_step_are_tf32_on_tensor_cores_whatever_torch_s_flag_says(flag: str) -> None:
+    """A CUDA device that is not there counts as one with tensor cores."""
+    torch.set_float32_matmul_precision(flag)
+    try:
+        before = torch.backends.cuda.matmul.fp32_precision
+        with quick_products(torch.device("cuda")):
+            assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.cuda.matmul.fp32_precision == before
+        assert torch.get_float32_matmul_precision() == flag
+    finally:
+        torch.set_float32_matmul_precision("highest")

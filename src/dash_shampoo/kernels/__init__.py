@@ -6,6 +6,7 @@ from dash_shampoo.kernels.flags import strict_products
 from dash_shampoo.kernels.products import (
     PRECISIONS,
     Product,
+    accumulate,
     bmm,
     coarsest,
     matmul,
@@ -17,6 +18,7 @@ from dash_shampoo.kernels.products import (
 __all__ = [
     "PRECISIONS",
     "Product",
+    "accumulate",
     "bmm",
     "cached_apart",
     "coarsest",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dash_shampoo.kernels.apart import cached_apart
+from dash_shampoo.kernels.device import has_tensor_cores
 
 # The flags are the process's own: two threads that change and restore them in turn would leave them changed.
 _LOCK = RLock()
@@ -35,9 +36,15 @@ def strict_products(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quick_products(device: torch.device) -> Iterator[None]:
-    """Lets float32 products on a kind of ``device`` take the fastest kernel, as precise as torch's flags ask for."""
+    """Has float32 products take the fastest kernel whose rounding training does not see, whatever torch's flags say.
+
+    That is TF32 on tensor cores, and on a CPU what is a float32 product. Elsewhere torch's flags decide.
+    """
     if device.type == "cpu" and _onednn_is_exact():
         with strict_products(device):
+            yield
+    elif has_tensor_cores(device):
+        with torch.autocast("cuda", enabled=False), tf32_products():
             yield
     else:
         yield

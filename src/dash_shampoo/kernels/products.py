@@ -6,11 +6,12 @@ sum of two narrow ones and multiply three times. float64 stacks are always multi
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from dash_shampoo.kernels import fused
 from dash_shampoo.kernels.flags import quick_products, tf32_products
 
 # Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
@@ -72,9 +73,28 @@ def temporaries(precision: str) -> int:
 
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """The products (n, r, c) of two stacks (n, r, k) and (n, k, c), as precise as torch's global flags ask for."""
+    """The products (n, r, c) of two stacks (n, r, k) and (n, k, c) that make no root: see `quick_products`."""
     with quick_products(a.device):
         return torch.bmm(a, b)
+
+
+def accumulate(own: Tensor, half: Tensor, keep: Tensor, lower: Tensor) -> None:
+    """own <- keep own + half half^T on and below the diagonals, in place; what is above them stays.
+
+    Tensor cores round the factors: what they compute is the product of a slightly moved ``half`` with itself, still
+    positive semidefinite.
+
+    Args:
+        own: (n, b, b), with columns next to each other.
+        half: (n, b, m).
+        keep: (n, 1, 1).
+        lower: (b, b) bool, true on and below the diagonal.
+    """
+    if fused.serves("accumulate", "tf32", half, own):
+        fused.accumulate(own, half, keep, precision="tf32")
+        return
+    product = bmm(half, half.mT).addcmul_(own, keep)
+    torch.where(lower, product, own, out=own)
 
 
 def matmul(
@@ -100,7 +120,7 @@ def matmul(
         low: smallest eigenvalue that matters, relative to the largest: "mixed" takes the coarsest of float16, split
             float16 and float32 that keeps it.
         symmetric: whether the products are known to be symmetric, as those of commuting symmetric matrices are. Where
-            it pays, only their upper parts are computed and mirrored.
+            it pays, only half of each is computed and mirrored; ``add`` must be symmetric then.
         add: (n, r, c), added to the product.
         alpha: factor of the product.
         beta: factor of ``add``.
@@ -119,6 +139,9 @@ def matmul(
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
     if a.dtype == torch.float64:
         precision = "fp32"
+    if a.shape == b.shape and fused.serves("mirrored" if symmetric else "full", precision, a, b):
+        options: dict[str, Any] = {"add": add, "alpha": alpha, "beta": beta, "shift": shift, "out": out}
+        return fused.product(a, b, precision=precision, mirrored=symmetric, **options)
     value = _product(a, b, precision, symmetric, add, alpha, beta, out)
     if shift:
         value.diagonal(dim1=1, dim2=2).add_(shift)
