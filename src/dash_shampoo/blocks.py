@@ -46,6 +46,20 @@ class Tile(NamedTuple):
         return blocks.view(*self.grid, *self.block)
 
 
+def joined(one: Tile, other: Tile) -> Tile | None:
+    """The tile that two tiles make whose blocks follow each other, in the same order; ``None`` if they make none."""
+    if one.block != other.block:
+        return None
+    (k, i, j), (deep, down, across), (r, c) = one
+    if other.origin == (k, i, j + across * c) and deep == down == 1 and other.grid[:2] == (1, 1):
+        return one._replace(grid=(1, 1, across + other.grid[2]))
+    if other.origin == (k, i + down * r, j) and deep == 1 and other.grid[::2] == (1, across):
+        return one._replace(grid=(1, down + other.grid[1], across))
+    if other.origin == (k + deep, i, j) and other.grid[1:] == (down, across):
+        return one._replace(grid=(deep + other.grid[0], down, across))
+    return None
+
+
 def stack_shape(shape: Size, view: str) -> tuple[int, int, int]:
     """Number, rows and columns of the matrices that a tensor is read as; a vector is a column.
 

@@ -434,13 +434,15 @@ def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
     """The paper's algorithm for the blocks that this process owns; `Bank.end` moves the parameters that others hold."""
     started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
     bank.begin()
-    parts = [part for part in bank.parts if part.has_gradients()]
-    for part in parts:
-        shampoo.accumulate(part, part.per_block(taken), part.per_block(bank.steps))
+    parts = [
+        (part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()
+    ]
+    for part, live, steps in parts:
+        shampoo.accumulate(part, live, steps)
     for factors, lanes in bank.lanes_due(_due(bank, ages)):
         factors.update_roots(lanes)
-    for part in parts:
-        shampoo.move(part, part.per_block(taken), part.per_block(bank.steps), part.where(started))
+    for part, live, steps in parts:
+        shampoo.move(part, taken, live, steps, part.where(started))
     bank.send()
 
 

@@ -29,10 +29,10 @@ def accumulate(part: Part, live: Tensor, steps: Tensor) -> None:
     update_moments(part, gradient, live)
 
 
-def move(part: Part, live: Tensor, steps: Tensor, started: bool | Tensor) -> None:
+def move(part: Part, taken: Tensor, live: Tensor, steps: Tensor, started: bool | Tensor) -> None:
     """Moves the parameters of a part along their direction, or sends the update to those who hold them."""
     update = add_momentum(part, direction(part, steps, started), live)
-    part.deliver(update, live)
+    part.deliver(update, live, taken)
 
 
 def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) -> None:
@@ -48,10 +48,11 @@ def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) ->
     if part.key.bias_correction:
         gain = (gain / bias(beta2, steps)).clamp(max=1)
     scaled = gradient * gain.sqrt()
+    keep = 1 - gain
     if part.left is not None:
-        part.left.accumulate(scaled, 1 - gain)
+        part.left.accumulate(scaled, keep)
     if part.right is not None:
-        part.right.accumulate(scaled.mT, 1 - gain)
+        part.right.accumulate(scaled.mT, keep)
 
 
 def update_moments(part: Part, gradient: Tensor, live: Tensor) -> None:
@@ -90,7 +91,7 @@ def graft(part: Part, update: Tensor, step: Tensor) -> Tensor:
     if part.grafting is None:
         return update.masked_fill_(~torch.isfinite(have), 0)
     ratio = torch.linalg.vector_norm(step, dim=(1, 2), keepdim=True) / have
-    usable = torch.isfinite(ratio) & torch.isfinite(have)
+    usable = torch.isfinite(ratio * have)  # which is ||step||, where both are finite
     return torch.where(usable, update * ratio, step)
 
 

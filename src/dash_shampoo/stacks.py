@@ -8,6 +8,7 @@ workspace; the stages of the step work on one part at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -17,26 +18,28 @@ from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, wo
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
 from dash_shampoo.layout import StackKey, moment_dtype, state_dtype
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
-from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients, Member
+from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients
 from dash_shampoo.parallel.ownership import Entry
 from dash_shampoo.parallel.replicated import Replicated
+from dash_shampoo.parallel.runs import Member, Run, runs
 from dash_shampoo.parallel.sharded import Sharded
 from dash_shampoo.parallel.world import World
-from dash_shampoo.portions import portions
 from dash_shampoo.watch import Watch
+
+Runs = list[tuple[Run, Carrier]]  # each with the carrier that takes charge of it
 
 # The most tensors of a part's size that a stage of the step holds beside the state.
 TEMPORARIES = 6
 
 
 class Part:
-    """A range of a stack's blocks with its members: what the stages of the step work on."""
+    """A range of a stack's blocks with its runs: what the stages of the step work on."""
 
-    def __init__(self, stack: Stack, members: list[Member], lanes: slice, device: torch.device) -> None:
+    def __init__(self, stack: Stack, runs: Runs, lanes: slice, device: torch.device) -> None:
         self.key = stack.key
         self.dtype = stack.dtype
-        self.members = members
-        self.lanes = lanes
+        self.runs = runs
+        self.members = [member for run, _ in runs for member in run.members]
         self.moment = stack.moment[lanes]  # (n, r, c)
         self.statistic = stack.statistic[lanes] if stack.statistic is not None else None
         self.velocity = stack.velocity[lanes] if stack.velocity is not None else None
@@ -44,14 +47,16 @@ class Part:
         self.sides = list(sides.values())
         self.left, self.right = sides.get("left"), sides.get("right")
         self.grafting = stack.grafting
-        counts = [member.tile.blocks for member in members]
-        self.counts = counts
-        places = [member.place for member, count in zip(members, counts, strict=True) for _ in range(count)]
+        places = [member.place for member in self.members for _ in range(member.tile.blocks)]
         self.owner = torch.tensor(places, device=device)  # (n,)
+        self._groups: list[tuple[Mapping[str, Any], int]] = []  # in a row, each with its number of blocks
+        for _, alike in groupby(self.members, key=lambda member: id(member.group)):
+            own = list(alike)
+            self._groups.append((own[0].group, sum(member.tile.blocks for member in own)))
 
     def has_gradients(self) -> bool:
         """Whether any member may have a gradient at this step."""
-        return any(member.carrier.has_gradient(member) for member in self.members)
+        return any(carrier.has_gradient(member.place) for run, carrier in self.runs for member in run.members)
 
     def per_block(self, values: Tensor) -> Tensor:
         """One value per parameter of the bank (p,) spread over this part's blocks: (n, 1, 1)."""
@@ -59,10 +64,10 @@ class Part:
 
     def option(self, name: str) -> Scalar:
         """An option of the members' groups: a number where they agree, else one per block (n, 1, 1)."""
-        values = [_option(member.group, name) for member in self.members]
+        values = [_option(group, name) for group, _ in self._groups]
         if all(value == values[0] for value in values):
             return values[0]
-        spread = [value for value, count in zip(values, self.counts, strict=True) for _ in range(count)]
+        spread = [value for value, (_, count) in zip(values, self._groups, strict=True) for _ in range(count)]
         return torch.tensor(spread, dtype=self.dtype, device=self.moment.device).view(-1, 1, 1)
 
     def where(self, flags: list[bool]) -> bool | Tensor:
@@ -75,24 +80,22 @@ class Part:
     def gather(self, live: Tensor) -> Tensor:
         """The gradients' blocks (n, r, c) in the stack's dtype; zero in blocks that are not ``live`` (n, 1, 1)."""
         gradient = torch.empty_like(self.moment, dtype=self.dtype)
-        pairs = [(blocks, member.carrier.gradient(member)) for member, blocks in self._active(gradient)]
-        torch._foreach_copy_([blocks for blocks, _ in pairs], [source for _, source in pairs])
+        for (run, carrier), blocks in self._split(gradient):
+            carrier.gather(run, blocks)
         if self.key.maximize:
             gradient.neg_()
         return gradient.masked_fill_(live == 0, 0)
 
-    def deliver(self, update: Tensor, live: Tensor) -> None:
-        """Hands the update (n, r, c) of the ``live`` blocks, which is used up, to the carriers."""
-        for carrier in {id(member.carrier): member.carrier for member in self.members}.values():
-            own = [(member, blocks) for member, blocks in self._active(update) if member.carrier is carrier]
-            if own:
-                carrier.deliver(update, live, own)
+    def deliver(self, update: Tensor, live: Tensor, taken: Tensor) -> None:
+        """Hands the update (n, r, c), which is used up, to the carriers; of blocks that are not ``live`` it is zero."""
+        update.masked_fill_(live == 0, 0)
+        shares = self._split(update)
+        for carrier in {id(carrier): carrier for _, carrier in self.runs}.values():
+            carrier.deliver(update, taken, [(run, blocks) for (run, own), blocks in shares if own is carrier])
 
-    def _active(self, stack: Tensor) -> Iterator[tuple[Member, Tensor]]:
-        """The members with a gradient, each with its blocks of ``stack`` (n, r, c) in its tile's shape."""
-        for member, blocks in zip(self.members, stack.split(self.counts), strict=True):
-            if member.carrier.has_gradient(member):
-                yield member, member.tile.of_blocks(blocks)
+    def _split(self, stack: Tensor) -> list[tuple[tuple[Run, Carrier], Tensor]]:
+        """The runs, each with its carrier and its blocks of ``stack`` (n, r, c)."""
+        return list(zip(self.runs, stack.split([run.blocks for run, _ in self.runs]), strict=True))
 
 
 def _option(group: Mapping[str, Any], name: str) -> Any:
@@ -117,7 +120,7 @@ class Stack:
     def __init__(
         self,
         key: StackKey,
-        members: list[Member],
+        portions: list[Runs],
         sides: dict[str, Side],
         dtype: torch.dtype,
         device: torch.device,
@@ -125,41 +128,38 @@ class Stack:
         self.key = key
         self.sides = sides
         self.grafting: Grafting | None = METHODS[key.grafting]
-        n = sum(member.tile.blocks for member in members)
+        sizes = [sum(run.blocks for run, _ in portion) for portion in portions]
+        n = sum(sizes)
         shape = (n, *key.block)
         self.dtype = dtype
         self.moment = torch.zeros(shape, dtype=moment_dtype(key, dtype), device=device)
         kept = None if self.grafting is None else self.grafting.shape(*key.block)
         self.statistic = None if kept is None else torch.zeros(n, *kept, dtype=dtype, device=device)
         self.velocity = torch.zeros_like(self.moment) if key.momentum else None
-        self.parts = [Part(self, some, lanes, device) for some, lanes in _portions(key, members, dtype, device)]
+        starts = accumulate(sizes, initial=0)
+        self.parts = [
+            Part(self, portion, slice(start, start + size), device)
+            for portion, start, size in zip(portions, starts, sizes, strict=False)
+        ]
 
-    def states(self) -> Iterator[tuple[Member, dict[str, Tensor]]]:
-        """Each member with the views of this stack that are its state."""
+    def states(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """For each tile the place of its parameter in the bank, and the views of this stack that are its state."""
         start = 0
-        for part in self.parts:
-            for member in part.members:
-                lanes = slice(start, start + member.tile.blocks)
+        tensors = {"moment": self.moment, "statistic": self.statistic, "velocity": self.velocity}
+        for member in (member for part in self.parts for member in part.members):
+            for tile, blocks in member.names:
+                lanes = slice(start, start + blocks)
                 start = lanes.stop
-                tensors = {"moment": self.moment, "statistic": self.statistic, "velocity": self.velocity}
                 views = {name: tensor[lanes] for name, tensor in tensors.items() if tensor is not None}
                 for name, side in self.sides.items():
                     own = side.part(lanes)
                     views[name], views[f"{name}_failed"] = own.packed, own.failed
-                yield member, {f"{member.name}.{name}": view for name, view in views.items()}
+                yield member.place, {f"{tile}.{name}": view for name, view in views.items()}
 
 
-def _portions(
-    key: StackKey, members: list[Member], dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[list[Member], slice]]:
-    """Runs of members that fit the workspace, or of one member, with the lanes they take up."""
-    block = TEMPORARIES * dtype.itemsize * key.weight
-    most = workspace(key.max_workspace, device) // block
-    start = 0
-    for some in portions(members, lambda member: member.tile.blocks, most):
-        stop = start + sum(member.tile.blocks for member in some)
-        yield some, slice(start, stop)
-        start = stop
+def _most(key: StackKey, dtype: torch.dtype, device: torch.device) -> int:
+    """How many blocks the workspace allows a part to have."""
+    return workspace(key.max_workspace, device) // (TEMPORARIES * dtype.itemsize * key.weight)
 
 
 class Survey(NamedTuple):
@@ -193,25 +193,27 @@ class Bank:
         self._gradients: Gradients = []
         self._came: list[bool] = []
         copies, needed = [], []
-        shared: dict[StackKey, list[Member]] = {}
+        members: dict[tuple[StackKey, int], list[Member]] = {}  # by their owner too
         for place, (parameter, group, _, tiles, owners) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
             held = placement(parameter, world.ranks, group["view"])
             copies.append(held.number_of_copies)
             needed.append(world.size if held.replicated else 1)
-            carrier = self._carrier(held, wire)
             for (key, tile, name), owner in zip(tiles, owners, strict=True):
-                member = Member(parameter, place, group, tile, name, carrier)
-                carrier.add(member, owner, held)
-                if owner == world.rank:
-                    shared.setdefault(key, []).append(member)
+                member = Member(parameter, place, group, tile, ((name, tile.blocks),), held)
+                members.setdefault((key, owner), []).append(member)
         self._copies = torch.tensor(copies, dtype=dtype, device=device)
         self._needed = torch.tensor(needed, dtype=dtype, device=device)
         self.steps = torch.zeros(len(self.parameters), dtype=dtype, device=device)
         self.skipped = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
         self._watch = Watch()
         self._attendance = Watch()
+        shared: dict[StackKey, list[Runs]] = {}
+        for (key, owner), some in members.items():
+            portions = [self._carried(portion, owner, wire) for portion in runs(some, _most(key, dtype, device))]
+            if owner == world.rank:
+                shared[key] = portions
         self.factors = self._allocate_factors(shared, device)
         self.stacks = self._allocate_stacks(shared, device)
 
@@ -220,6 +222,16 @@ class Bank:
         """The parts of all stacks."""
         return [part for stack in self.stacks for part in stack.parts]
 
+    def _carried(self, portion: list[Run], owner: int, wire: torch.dtype) -> Runs:
+        """Runs that the process of a rank owns, each with the carrier that takes charge of it."""
+        found = []
+        for run in portion:
+            held = run.members[0].held
+            carrier = self._carrier(held, wire)
+            carrier.add(run, owner, held)
+            found.append((run, carrier))
+        return found
+
     def _carrier(self, held: Placement, wire: torch.dtype) -> Carrier:
         """The carrier of a parameter that processes hold in this way."""
         kind = Direct if self.world.size == 1 else Replicated if held.replicated else Sharded
@@ -227,23 +239,23 @@ class Bank:
             self._carriers[kind] = kind(self.world, wire, self.dtype, self.device)
         return self._carriers[kind]
 
-    def _allocate_factors(self, shared: dict[StackKey, list[Member]], device: torch.device) -> dict[FactorKey, Factors]:
+    def _allocate_factors(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> dict[FactorKey, Factors]:
         counts: dict[FactorKey, int] = {}
-        for key, members in shared.items():
+        for key, portions in shared.items():
             for factor in key.factors.values():
-                counts[factor] = counts.get(factor, 0) + sum(member.tile.blocks for member in members)
+                counts[factor] = counts.get(factor, 0) + _blocks(portions)
         return {key: Factors(key, n, self.dtype, device) for key, n in counts.items()}
 
-    def _allocate_stacks(self, shared: dict[StackKey, list[Member]], device: torch.device) -> list[Stack]:
+    def _allocate_stacks(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> list[Stack]:
         taken = dict.fromkeys(self.factors, 0)
         stacks = []
-        for key, members in shared.items():
-            n = sum(member.tile.blocks for member in members)
+        for key, portions in shared.items():
+            n = _blocks(portions)
             sides = {}
             for side, factor in key.factors.items():
                 sides[side] = Side(self.factors[factor], slice(taken[factor], taken[factor] + n))
                 taken[factor] += n
-            stacks.append(Stack(key, members, sides, self.dtype, device))
+            stacks.append(Stack(key, portions, sides, self.dtype, device))
         return stacks
 
     def expects(self, place: int) -> bool:
@@ -340,9 +352,13 @@ class Bank:
             for step, skipped in zip(self.steps.unbind(), self.skipped.unbind(), strict=True)
         ]
         for stack in self.stacks:
-            for member, views in stack.states():
-                states[member.place].update(views)
+            for place, views in stack.states():
+                states[place].update(views)
         return states
+
+
+def _blocks(portions: list[Runs]) -> int:
+    return sum(run.blocks for portion in portions for run, _ in portion)
 
 
 def arrange(entries: Iterable[Entry], wire: torch.dtype | None) -> list[Bank]:

@@ -43,8 +43,12 @@ class Box(NamedTuple):
 
     def of(self, stack: Tensor, held: Box | None = None) -> Tensor:
         """This box as a view of ``stack``, which has the elements of ``held``, or all."""
+        return stack[self.slices(held)]
+
+    def slices(self, held: Box | None = None) -> tuple[slice, ...]:
+        """Where this box lies in a stack with the elements of ``held``, or with all."""
         origin = (0, 0, 0) if held is None else tuple(start for start, _ in held)
-        return stack[tuple(slice(start - i, stop - i) for (start, stop), i in zip(self, origin, strict=True))]
+        return tuple(slice(start - i, stop - i) for (start, stop), i in zip(self, origin, strict=True))
 
 
 def _common(one: Range, other: Range) -> Range:
@@ -55,17 +59,6 @@ def extent(tile: Tile) -> Box:
     """The box that a tile covers."""
     (k, i, j), (deep, down, across), (r, c) = tile
     return Box((k, k + deep), (i, i + down * r), (j, j + across * c))
-
-
-def rectangle(tile: Tile, buffer: Tensor, start: int) -> Tensor:
-    """The elements of a tile that lie in a flat ``buffer`` from ``start`` on, row by row: (matrices, rows, columns)."""
-    box = extent(tile)
-    return buffer[start : start + box.size].view(box.shape)
-
-
-def blocks_of(tile: Tile, buffer: Tensor, start: int) -> Tensor:
-    """The same elements as blocks, in the shape that `Tile.of` gives."""
-    return tile._replace(origin=(0, 0, 0)).of(rectangle(tile, buffer, start))
 
 
 class Placement(NamedTuple):

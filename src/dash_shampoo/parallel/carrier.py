@@ -6,32 +6,26 @@ send what they have to the owners and spread what comes back.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from dash_shampoo.blocks import Tile, as_stack
+from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel.boxes import Placement
-from dash_shampoo.parallel.pieces import Piece, Weights, decay, descend
+from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
 Gradients = list[Tensor | None]
 
-
-class Member(NamedTuple):
-    """One tile of one parameter."""
-
-    parameter: Tensor
-    place: int  # of the parameter in its bank
-    group: dict[str, Any]
-    tile: Tile
-    name: str  # of the tile in the parameter's state
-    carrier: Carrier
+# Elements of a parameter up to which a CPU copies it once more, so that one call serves all parameters of its shape. An
+# accelerator always does: there a call takes longer than a copy.
+STAGED = 1 << 17
 
 
 class Carrier:
-    """Base of the carriers. A step calls `begin`, `gradient` and `deliver` for the members of each part, `send`, `end`.
+    """Base of the carriers. A step calls `begin`, `gather` and `deliver` for the runs of each part, `send`, `end`.
 
     This base takes gradients from this process alone.
 
@@ -49,12 +43,12 @@ class Carrier:
         self._device = device
         self._gradients: Gradients = []
 
-    def add(self, member: Member, owner: int, placement: Placement) -> None:
-        """Takes charge of a tile, whose owner has this rank in the world."""
+    def add(self, run: Run, owner: int, placement: Placement) -> None:
+        """Takes charge of a run, whose owner has this rank in the world."""
 
-    def has_gradient(self, member: Member) -> bool:
-        """Whether `gradient` has something to give at this step."""
-        return self._gradients[member.place] is not None
+    def has_gradient(self, place: int) -> bool:
+        """Whether `gather` has something to give at this step for the parameter in this place of the bank."""
+        return self._gradients[place] is not None
 
     def begin(self, gradients: Gradients) -> None:
         """Fetches the gradients of the tiles that this process owns.
@@ -64,19 +58,32 @@ class Carrier:
         """
         self._gradients = gradients
 
-    def gradient(self, member: Member) -> Tensor:
-        """The gradient's blocks in the shape of the member's tile."""
-        gradient = self._gradients[member.place]
-        assert gradient is not None
-        return member.tile.of(as_stack(gradient, member.group["view"]))
+    def gather(self, run: Run, blocks: Tensor) -> None:
+        """Copies the gradients of a run into its ``blocks`` (n, r, c); what is missing stays as it is."""
+        found = [(i, self._gradients[member.place]) for i, member in enumerate(run.members)]
+        there = [(i, gradient) for i, gradient in found if gradient is not None]
+        if not there:
+            return
+        sources: list[Tensor] = [gradient for _, gradient in there]
+        staged = run.whole and _is_staged(run, self._device)
+        if staged:
+            target = blocks.view(-1, *run.shape) if run.in_rows else blocks.new_empty(len(run.members), *run.shape)
+        else:
+            target = run.as_tiles(blocks)
+            tile, view = run.tile, run.view
+            sources = [tile.of(as_stack(gradient, view)) for gradient in sources]
+        targets = target.unbind()
+        torch._foreach_copy_([targets[i] for i, _ in there], sources)
+        if staged and not run.in_rows:
+            run.as_tiles(blocks).copy_(run.as_tiles_of_rectangles(target))
 
-    def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
-        """Takes an update (n, r, c), which is used up, for blocks of which some are ``live`` (n, 1, 1).
+    def deliver(self, update: Tensor, taken: Tensor, runs: Sequence[tuple[Run, Tensor]]) -> None:
+        """Takes an update (n, r, c), which is used up; it is zero where a parameter has not ``taken`` (p,) the step.
 
         Args:
             update: of a part's blocks.
-            live: 1 for blocks that take this step, else 0.
-            members: those of the part that this carrier serves, each with its view of ``update``.
+            taken: 1 for parameters of the bank that take this step, else 0.
+            runs: those of the part that this carrier serves, each with its view of ``update``.
         """
         raise NotImplementedError
 
@@ -91,12 +98,24 @@ class Carrier:
 class Direct(Carrier):
     """Parameters that this process holds alone."""
 
-    def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
-        with Weights((member.parameter, member.group) for member, _ in members) as weights:
-            pieces = [
-                Piece(member.place, member.group, blocks, member.tile.of(weights.of(member.parameter)))
-                for member, blocks in members
-            ]
-            decay(pieces)
-            update.masked_fill_(live == 0, 0)
-            descend(pieces)
+    def deliver(self, update: Tensor, taken: Tensor, runs: Sequence[tuple[Run, Tensor]]) -> None:
+        with Weights() as weights:
+            pieces = []
+            for run, blocks in runs:
+                if run.whole and _is_staged(run, self._device):
+                    updates = run.as_rectangles(blocks).view(-1, *run.shape).unbind()
+                    targets = [weights.whole(member.parameter) for member in run.members]
+                else:
+                    updates = run.as_tiles(blocks).unbind()
+                    targets = [run.tile.of(weights.stack(member.parameter, run.view)) for member in run.members]
+                pieces += [
+                    Piece(member.place, member.group, own, weight)
+                    for member, own, weight in zip(run.members, updates, targets, strict=True)
+                    if self.has_gradient(member.place)
+                ]
+            settle(pieces, taken, self._dtype)
+
+
+def _is_staged(run: Run, device: torch.device) -> bool:
+    """Whether whole parameters are copied once more on their way, all at once."""
+    return run.in_rows or device.type != "cpu" or run.size <= STAGED * len(run.members)

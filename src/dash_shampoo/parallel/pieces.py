@@ -24,29 +24,29 @@ class Piece(NamedTuple):
 
 
 class Weights:
-    """What this process holds of parameters, as matrices to write to; leaving writes those back that are no views.
+    """What this process holds of parameters, to write to; leaving writes back what could not be read as a view."""
 
-    Args:
-        parameters: each with its group.
-    """
+    def __init__(self) -> None:
+        self._stacks: dict[int, tuple[Tensor, Tensor]] = {}  # by parameter: what is held, and its matrices
 
-    def __init__(self, parameters: Iterable[tuple[Tensor, Mapping[str, Any]]]) -> None:
-        held = {id(parameter): (local(parameter), group["view"]) for parameter, group in parameters}
-        self._held = {key: own for key, (own, _) in held.items()}
-        self._stacks = {key: as_stack(own, view) for key, (own, view) in held.items()}
+    def whole(self, parameter: Tensor) -> Tensor:
+        """What is held, in its own shape."""
+        return local(parameter)
 
-    def of(self, parameter: Tensor) -> Tensor:
-        """The matrices of a parameter: (k, rows, columns)."""
-        return self._stacks[id(parameter)]
+    def stack(self, parameter: Tensor, view: str) -> Tensor:
+        """What is held, as matrices: (k, rows, columns)."""
+        if id(parameter) not in self._stacks:
+            held = local(parameter)
+            self._stacks[id(parameter)] = held, as_stack(held, view)
+        return self._stacks[id(parameter)][1]
 
     def __enter__(self) -> Weights:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for key, own in self._held.items():
-            stack = self._stacks[key]
-            if stack.data_ptr() != own.data_ptr():
-                own.copy_(stack.view(own.shape))
+        for held, stack in self._stacks.values():
+            if stack.data_ptr() != held.data_ptr():
+                held.copy_(stack.view(held.shape))
 
 
 def decay(pieces: list[Piece]) -> list[Piece]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from dash_shampoo.parallel.boxes import Placement, blocks_of, extent, rectangle
-from dash_shampoo.parallel.carrier import Carrier, Gradients, Member
+from dash_shampoo.parallel.boxes import Placement
+from dash_shampoo.parallel.carrier import Carrier, Gradients
 from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
 
@@ -18,28 +19,28 @@ class Replicated(Carrier):
 
     def __init__(self, world: World, wire: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(world, wire, dtype, device)
-        self._tiles: list[tuple[Member, int, int]] = []  # with its owner and its place in the owner's buffer
+        self._runs: list[tuple[Run, int, int]] = []  # with its owner and its place in the owner's buffer
         self._filled = [0] * world.size
         self._buffer: Tensor | None = None
-        self._start: dict[tuple[int, str], int] = {}
+        self._start: dict[int, int] = {}  # by run
         self._arriving: tuple[Tensor, Callable[[], None]] | None = None
 
-    def add(self, member: Member, owner: int, placement: Placement) -> None:
+    def add(self, run: Run, owner: int, placement: Placement) -> None:
         start = self._filled[owner]
-        self._tiles.append((member, owner, start))
-        self._start[member.place, member.name] = start
-        self._filled[owner] += extent(member.tile).size
+        self._runs.append((run, owner, start))
+        self._start[id(run)] = start
+        self._filled[owner] += run.size
 
     def begin(self, gradients: Gradients) -> None:
         super().begin(gradients)
         # Equal lengths let one collective do; balanced ownership keeps the padding small.
         self._buffer = torch.zeros(max(self._filled), dtype=self._wire, device=self._device)
 
-    def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
+    def deliver(self, update: Tensor, taken: Tensor, runs: Sequence[tuple[Run, Tensor]]) -> None:
         assert self._buffer is not None
-        update.masked_fill_(live == 0, 0)
-        sinks = [blocks_of(member.tile, self._buffer, self._start[member.place, member.name]) for member, _ in members]
-        torch._foreach_copy_(sinks, [blocks for _, blocks in members])
+        for run, blocks in runs:
+            start = self._start[id(run)]
+            run.as_tiles_of_rectangles(self._buffer[start : start + run.size]).copy_(run.as_tiles(blocks))
 
     def send(self) -> None:
         assert self._buffer is not None
@@ -51,10 +52,18 @@ class Replicated(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = self._buffer = None
-        with Weights((member.parameter, member.group) for member, _, _ in self._tiles) as weights:
+        with Weights() as weights:
             pieces = []
-            for member, owner, start in self._tiles:
-                update = rectangle(member.tile, arrived[owner], start)
-                weight = extent(member.tile).of(weights.of(member.parameter))
-                pieces.append(Piece(member.place, member.group, update, weight))
+            for run, owner, start in self._runs:
+                updates = arrived[owner, start : start + run.size]
+                if run.whole:
+                    targets = [weights.whole(member.parameter) for member in run.members]
+                    updates = updates.view(-1, *run.shape)
+                else:
+                    targets = [run.box.of(weights.stack(member.parameter, run.view)) for member in run.members]
+                    updates = updates.view(-1, *run.box.shape)
+                pieces += [
+                    Piece(member.place, member.group, own, weight)
+                    for member, own, weight in zip(run.members, updates.unbind(), targets, strict=True)
+                ]
             settle(pieces, taken, self._dtype)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
-from dash_shampoo.parallel.boxes import Box, Placement, blocks_of, extent, rectangle
-from dash_shampoo.parallel.carrier import Carrier, Gradients, Member
+from dash_shampoo.parallel.boxes import Box, Placement
+from dash_shampoo.parallel.carrier import Carrier, Gradients
 from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
 
 class Share(NamedTuple):
-    """The part of a tile that one process holds."""
+    """The part of a run's tiles that one process holds."""
 
-    member: Member
-    box: Box
+    run: Run
+    box: Box  # of each member's tile
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return len(self.run.members) * self.box.size
 
 
 class Sharded(Carrier):
@@ -28,8 +34,8 @@ class Sharded(Carrier):
     def __init__(self, world: World, wire: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(world, wire, dtype, device)
         self._narrowest: torch.dtype | None = None  # that holds every gradient as it is
-        self._held: dict[int, Box] = {}  # by this process, of the parameter in each place
-        self._start: dict[tuple[int, str], int] = {}  # of this process's tiles in a buffer of whole tiles
+        self._held: dict[int, Box] = {}  # by this process, of each run's parameters
+        self._start: dict[int, int] = {}  # of this process's runs in a buffer of whole tiles
         self._size = 0
         # For each process: gradients that go to it and come from it, and updates that go to it and come from it.
         self._asked: list[list[Share]] = [[] for _ in world.ranks]
@@ -40,39 +46,41 @@ class Sharded(Carrier):
         self._updates: Tensor | None = None
         self._arriving: tuple[Tensor, Callable[[], None]] | None = None
 
-    def add(self, member: Member, owner: int, placement: Placement) -> None:
+    def add(self, run: Run, owner: int, placement: Placement) -> None:
         me = self._world.rank
-        dtype = member.parameter.dtype
-        self._narrowest = dtype if self._narrowest is None else torch.promote_types(self._narrowest, dtype)
-        whole = extent(member.tile)
-        self._held[member.place] = held = placement.boxes[me]
-        mine = whole.meet(held)
+        for member in run.members:
+            dtype = member.parameter.dtype
+            self._narrowest = dtype if self._narrowest is None else torch.promote_types(self._narrowest, dtype)
+        self._held[id(run)] = held = placement.boxes[me]
+        mine = run.box.meet(held)
         if mine is not None:
-            self._awaited[owner].append(Share(member, mine))
+            self._awaited[owner].append(Share(run, mine))
             if placement.copies[owner] == placement.copies[me]:
-                self._asked[owner].append(Share(member, mine))
+                self._asked[owner].append(Share(run, mine))
         if owner != me:
             return
-        self._start[member.place, member.name] = self._size
-        self._size += whole.size
+        self._start[id(run)] = self._size
+        self._size += run.size
         for other, box in enumerate(placement.boxes):
-            theirs = whole.meet(box)
+            theirs = run.box.meet(box)
             if theirs is not None:
-                self._answered[other].append(Share(member, theirs))
+                self._answered[other].append(Share(run, theirs))
                 if placement.copies[other] == placement.copies[me]:
-                    self._offered[other].append(Share(member, theirs))
+                    self._offered[other].append(Share(run, theirs))
 
     def begin(self, gradients: Gradients) -> None:
         out = torch.zeros(_total(self._asked), dtype=self._narrowest, device=self._device)
-        stacks: dict[int, Tensor | None] = {}
         pairs = []
-        for target, (member, box) in _cut(out, self._asked):
-            if member.place not in stacks:
-                gradient = gradients[member.place]
-                stacks[member.place] = None if gradient is None else as_stack(gradient, member.group["view"])
-            stack = stacks[member.place]
-            if stack is not None:  # or else its place stays zero
-                pairs.append((target, box.of(stack, self._held[member.place])))
+        for targets, (run, box) in _cut(out, self._asked):
+            there = [(i, own) for i, member in enumerate(run.members) if (own := gradients[member.place]) is not None]
+            held = self._held[id(run)]
+            # Where a gradient is missing its place stays zero.
+            if there and box == held:
+                own_targets = targets.view(-1, *there[0][1].shape).unbind()
+                pairs += [(own_targets[i], gradient) for i, gradient in there]
+            elif there:
+                own_targets = targets.unbind()
+                pairs += [(own_targets[i], box.of(as_stack(gradient, run.view), held)) for i, gradient in there]
         _copy(pairs)
         arrived, wait = self._world.exchange(out, _sizes(self._asked), _sizes(self._offered), "the gradients")
         wait()
@@ -80,22 +88,17 @@ class Sharded(Carrier):
         self._updates = torch.empty_like(self._rectangles, dtype=self._wire)
         _copy([(self._part(self._rectangles, share), came) for came, share in _cut(arrived, self._offered)])
 
-    def has_gradient(self, member: Member) -> bool:
+    def has_gradient(self, place: int) -> bool:
         return True  # parts that are missing are zero, and `deliver` hears of gradients that are missing altogether
 
-    def gradient(self, member: Member) -> Tensor:
+    def gather(self, run: Run, blocks: Tensor) -> None:
         assert self._rectangles is not None
-        return blocks_of(member.tile, self._rectangles, self._start[member.place, member.name])
+        run.as_tiles(blocks).copy_(run.as_tiles_of_rectangles(self._own(self._rectangles, run)))
 
-    def deliver(self, update: Tensor, live: Tensor, members: list[tuple[Member, Tensor]]) -> None:
+    def deliver(self, update: Tensor, taken: Tensor, runs: Sequence[tuple[Run, Tensor]]) -> None:
         assert self._updates is not None
-        update.masked_fill_(live == 0, 0)
-        _copy(
-            [
-                (blocks_of(member.tile, self._updates, self._start[member.place, member.name]), blocks)
-                for member, blocks in members
-            ]
-        )
+        for run, blocks in runs:
+            run.as_tiles_of_rectangles(self._own(self._updates, run)).copy_(run.as_tiles(blocks))
 
     def send(self) -> None:
         assert self._updates is not None
@@ -109,23 +112,35 @@ class Sharded(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = None
-        members = [share.member for shares in self._awaited for share in shares]
-        with Weights((member.parameter, member.group) for member in members) as weights:
+        with Weights() as weights:
             pieces = []
-            for update, (member, box) in _cut(arrived, self._awaited):
-                weight = box.of(weights.of(member.parameter), self._held[member.place])
-                pieces.append(Piece(member.place, member.group, update, weight))
+            for updates, (run, box) in _cut(arrived, self._awaited):
+                held = self._held[id(run)]
+                if box == held:
+                    targets = [weights.whole(member.parameter) for member in run.members]
+                else:
+                    targets = [box.of(weights.stack(member.parameter, run.view), held) for member in run.members]
+                own_updates = updates.view(-1, *targets[0].shape).unbind()
+                pieces += [
+                    Piece(member.place, member.group, update, weight)
+                    for member, update, weight in zip(run.members, own_updates, targets, strict=True)
+                ]
             settle(pieces, taken, self._dtype)
 
+    def _own(self, buffer: Tensor, run: Run) -> Tensor:
+        """Where one of this process's runs lies in a buffer of whole tiles."""
+        start = self._start[id(run)]
+        return buffer[start : start + run.size]
+
     def _part(self, buffer: Tensor, share: Share) -> Tensor:
-        """Where a share of one of this process's tiles lies in a buffer of whole tiles."""
-        tile = share.member.tile
-        start = self._start[share.member.place, share.member.name]
-        return share.box.of(rectangle(tile, buffer, start), extent(tile))
+        """Where a share of one of this process's runs lies in a buffer of whole tiles: (k, matrices, rows, columns)."""
+        run, box = share
+        rectangles = self._own(buffer, run).view(-1, *run.box.shape)
+        return rectangles[(slice(None), *box.slices(run.box))]
 
 
 def _sizes(shares: list[list[Share]]) -> list[int]:
-    return [sum(share.box.size for share in own) for own in shares]
+    return [sum(share.size for share in own) for own in shares]
 
 
 def _total(shares: list[list[Share]]) -> int:
@@ -133,10 +148,10 @@ def _total(shares: list[list[Share]]) -> int:
 
 
 def _cut(buffer: Tensor, shares: list[list[Share]]) -> list[tuple[Tensor, Share]]:
-    """A flat buffer cut into the shares of each process in turn."""
+    """A flat buffer cut into the shares of each process in turn, each (k, matrices, rows, columns)."""
     flat = [share for own in shares for share in own]
-    pieces = buffer.split([share.box.size for share in flat])
-    return [(piece.view(share.box.shape), share) for piece, share in zip(pieces, flat, strict=True)]
+    pieces = buffer.split([share.size for share in flat])
+    return [(piece.view(-1, *share.box.shape), share) for piece, share in zip(pieces, flat, strict=True)]
 
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
