@@ -70,11 +70,38 @@ class Block:
         return M
 
 
+def is_thin(rows: int, columns: int) -> bool:
+    return rows * (rows + 1) + columns * (columns + 1) > 2.5 * rows * columns
+
+
 def sides_of(rows: int, columns: int, o: dict[str, Any]) -> str:
     """The sides of a matrix's block that are preconditioned: both, or the short one of a thin block."""
-    if o["sides"] == "both" or rows * (rows + 1) + columns * (columns + 1) <= 2.5 * rows * columns:
+    if o["sides"] == "both" or not is_thin(rows, columns):
         return "LR"
     return "L" if rows <= columns else "R"
+
+
+def ranges(start: int, stop: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, stop)) for i in range(start, stop, size)]
+
+
+def blocks_of(rows: int, columns: int, o: dict[str, Any]) -> list[tuple[slice, slice]]:
+    """Blocks of at most ``block_size``; strips of thin ones are cut anew, into equal pieces that are not thin."""
+    b = o["block_size"]
+    found = []
+    # The body and what remains of it, in each dimension: all blocks of such a rectangle are equal.
+    edges = [[(0, n - n % b, b), (n - n % b, n, n % b)] for n in (rows, columns)]
+    for (top, bottom, r), (left, right, c) in product(*edges):
+        if top == bottom or left == right:
+            continue
+        short, block = min(r, c), (r, c)
+        sizes = [size for size in range(short, 2 * short + 1) if not is_thin(short, size)]
+        if o["sides"] == "auto" and is_thin(r, c) and sizes:
+            total = right - left if r == short else bottom - top
+            size = max((size for size in sizes if total % size == 0), default=-(-total // -(-total // max(sizes))))
+            block = (r, size) if r == short else (size, c)
+        found += list(product(ranges(top, bottom, block[0]), ranges(left, right, block[1])))
+    return found
 
 
 class Reference:
@@ -87,10 +114,11 @@ class Reference:
         _, rows, columns = stack.shape
         vector = self.W.ndim < 2 or (options["sides"] == "auto" and 1 in (rows, columns))
         plain = options["algorithm"] == "adamw" or (vector and options["vectors"] == "adamw") or self.W.ndim == 0
-        b = max(1, rows, columns) if plain else options["block_size"]
+        size = max(1, rows, columns) if plain else options["block_size"]
+        rule = {"block_size": size, "sides": "both" if plain or vector else options["sides"]}
         self.places, self.blocks = [], []
-        for k, i, j in product(range(len(stack)), range(0, rows, b), range(0, columns, b)):
-            place = k, slice(i, i + b), slice(j, j + b)
+        for k, (i, j) in product(range(len(stack)), blocks_of(rows, columns, rule)):
+            place = k, i, j
             block = stack[place].shape
             sides = "" if plain else ("L" if rows >= columns else "R") if vector else sides_of(*block, options)
             self.places.append(place)

@@ -133,7 +133,7 @@ def test_overrides_split_fused_matrices() -> None:
     for line in (
         "2 x gpt2.transformer.h.*.attn.c_attn.weight (32, 96) 3 of 32 x 32 left and right",
         "attention.in_proj_weight (24, 8) 3 of 8 x 8 left and right",
-        "grouped.weight (24, 16) 1 of 16 x 16 left and right 2 of 4 x 16 left",
+        "grouped.weight (24, 16) 1 of 16 x 16 left and right 8 of 4 x 4 left and right",
         "stack experts.0 (4, 24, 8) 8 of 12 x 8 left and right",
     ):
         assert line in " ".join(table.split())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import product
+from collections.abc import Iterator, Mapping
+from itertools import chain, product, starmap
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ TILE_ELEMENTS = 1 << 20
 TILES_OF_A_MATRIX = 8
 
 # Factors and roots of a block's both sides, over its elements: 2 for a square one, 2.5 for one nearly twice as long as
-# wide. With the means and a grafting statistic the state stays within 4.5 times the parameters.
+# wide. With the mean and a grafting statistic the state stays within 4.5 times the parameters.
 MOST_FACTORS = 2.5
 
 
@@ -59,14 +59,36 @@ def state_dtype(parameter: Tensor) -> torch.dtype:
 def preconditioned(block: tuple[int, int], group: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether a matrix's block is preconditioned from the left and from the right.
 
-    Both sides, unless that takes more than `MOST_FACTORS` times the block's own elements: a factor of a thin block's
-    long side is many times as large as the block. The short side alone is preconditioned then.
+    A block that is still thin, because it has 3 rows or columns at most or is a remainder, is from its short side.
     """
     rows, columns = block
-    factors = sum(size * (size + 1) for size in block)  # each with its root
-    if group["sides"] == "both" or factors <= MOST_FACTORS * rows * columns:
+    if group["sides"] == "both" or not is_thin(rows, columns):
         return True, True
     return rows <= columns, rows > columns
+
+
+def is_thin(rows: int, columns: int) -> bool:
+    """Whether the factors of a block's both sides, with their roots, exceed `MOST_FACTORS` times its elements."""
+    return rows * (rows + 1) + columns * (columns + 1) > MOST_FACTORS * rows * columns
+
+
+def cut_thin(down: Span, across: Span) -> Iterator[tuple[Span, Span]]:
+    """Cuts a grid of thin blocks along their long sides, into the fewest equal blocks that are not thin.
+
+    Where no length of such a block divides the long side, the last one is shorter.
+
+    The factor of a thin block's long side would be many times as large as the block. Blocks at most about twice as long
+    as wide train better than long ones that are preconditioned from their short side alone (docs/choices.md).
+    """
+    rows, columns = down.length, across.length
+    short = min(rows, columns)
+    lengths = [size for size in range(2 * short, short - 1, -1) if not is_thin(short, size)]
+    if not is_thin(rows, columns) or not lengths:
+        yield down, across
+        return
+    total = (across.pieces if rows == short else down.pieces) * max(rows, columns)
+    length = next((size for size in lengths if total % size == 0), ceil(total / ceil(total / lengths[0])))
+    yield from grids(down, across, (rows, length) if rows == short else (length, columns))
 
 
 def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Tile, str]]:
@@ -100,7 +122,9 @@ def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Til
         regions = list(product(pieces(rows, splits[0]), pieces(columns, splits[1])))
         block = group["block_size"], group["block_size"]
     found: list[tuple[StackKey, Tile, str]] = []
-    for down, across in (grid for region in regions for grid in grids(*region, block)):
+    coarse = (grid for region in regions for grid in grids(*region, block))
+    whole = plain or vector or group["sides"] == "both"
+    for down, across in coarse if whole else chain.from_iterable(starmap(cut_thin, coarse)):
         key = base._replace(block=(down.length, across.length))
         if not plain:
             sides = (rows >= columns, rows < columns) if vector else preconditioned(key.block, group)

@@ -71,8 +71,9 @@ class Dash(Optimizer):
             dimensions (experts), each with blocks of its own, as if it were a parameter of its own; "matrix" as one
             matrix, (first dimension, rest), which is what convolutions want; "auto" as a stack if it has three
             dimensions, as a matrix if it has more. `param_groups` tells convolutions by their modules.
-        sides: "auto" preconditions a thin block from its short side alone: the factor of the long side would be many
-            times as large as the block; "both" preconditions every block from both sides, as the paper does.
+        sides: "auto" cuts blocks that are more than about twice as long as wide once more, so that no factor is larger
+            than the block, and preconditions those of up to 3 rows or columns from their short side alone; "both"
+            preconditions every block from both sides, as the paper does.
         split_rows: into how many equal matrices the rows of a fused matrix are split, or a sequence of the rows of
             each: matrices that are computed together, such as queries, keys and values, share no factor then.
         split_columns: the same for columns.
@@ -434,9 +435,7 @@ def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
     """The paper's algorithm for the blocks that this process owns; `Bank.end` moves the parameters that others hold."""
     started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
     bank.begin()
-    parts = [
-        (part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()
-    ]
+    parts = [(part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()]
     for part, live, steps in parts:
         shampoo.accumulate(part, live, steps)
     for factors, lanes in bank.lanes_due(_due(bank, ages)):
