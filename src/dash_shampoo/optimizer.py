@@ -92,7 +92,8 @@ class Dash(Optimizer):
         process_group: processes that hold replicas of the parameters that are plain tensors, as under
             DistributedDataParallel: "auto" for the default group of `torch.distributed`, if there is one at the first
             step; ``None`` if each process trains a model of its own. DTensors, as `fully_shard` makes them, say
-            themselves who holds them. Each process computes the blocks that it owns (docs/distributed.md).
+            themselves who holds them. Each process computes the blocks that it owns (docs/distributed.md). A group of
+            parameters may have one of its own, given when the group is.
         wire_dtype: in which updates travel between processes: "fp32", as exact as on one process, or "bf16".
 
     Raises:
@@ -137,7 +138,6 @@ class Dash(Optimizer):
         general = ("self", "params", "__class__", "process_group", "wire_dtype")
         options = {name: value for name, value in locals().items() if name not in general}
         check_process_group(process_group)
-        self._process_group = process_group
         self._wire = wire(wire_dtype)
         self._ownership = Ownership(Worlds(process_group))
         self._had_matrices: list[bool] = []
@@ -170,6 +170,9 @@ class Dash(Optimizer):
             TypeError: as for the constructor.
         """
         group = {**self.defaults, **param_group}
+        own_processes = "process_group" in group
+        process_group = group.pop("process_group", None)
+        check_process_group(process_group)
         if not isinstance(group["params"], (Tensor, set)):
             group["params"] = list(group["params"])
             refuse_duplicates(group["params"])
@@ -181,6 +184,8 @@ class Dash(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        if own_processes:
+            self._ownership.worlds.choose(self.param_groups[-1]["params"], process_group)
         self._had_matrices.append(has_matrices(self.param_groups[-1]))
         self._checked.append((self.param_groups[-1], snapshot(self.param_groups[-1], self.defaults)))
 
@@ -194,13 +199,13 @@ class Dash(Optimizer):
                 group.setdefault(name, value)
         release(self.state)
         if "_ownership" not in self.__dict__:  # unpickled, or copied
-            self._ownership = Ownership(Worlds(self._process_group))
+            self._ownership = Ownership(self.__dict__.pop("_worlds"))
             self._had_matrices = [has_matrices(group) for group in self.param_groups]
         self._banks, self._arrangement, self._checked, self._warned = [], None, [], False
 
     def __getstate__(self) -> dict[str, Any]:
         self._make_ready_to_save()
-        return {**super().__getstate__(), "_process_group": self._process_group, "_wire": self._wire}
+        return {**super().__getstate__(), "_worlds": self._ownership.worlds, "_wire": self._wire}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors and numbers: on several processes, of the tiles that this one owns.

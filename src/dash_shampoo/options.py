@@ -130,12 +130,14 @@ def _check_root(p: int, solver: Solver, damping: float, epsilon: float, precisio
 
 
 def refuse_misspelt(group: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raises ValueError for a key of ``group`` that is no option but nearly spelt like one.
+    """Raises ValueError for a key of ``group`` that is no option but nearly spelt like one, or not one of a group.
 
     Other unknown keys are the user's and the schedulers' own.
     """
+    if "wire_dtype" in group:
+        raise ValueError("wire_dtype is an option of Dash itself, not of a parameter group")
     for name in group.keys() - known.keys() - {"params", "param_names"}:
-        close = get_close_matches(str(name), known, n=1, cutoff=0.85)
+        close = get_close_matches(str(name), [*known, "process_group"], n=1, cutoff=0.85)
         if close:
             raise ValueError(f"unknown option {name!r} in a parameter group; did you mean {close[0]!r}?")
 

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from tests.parallel import jobs
+from dash_shampoo.parallel.world import World
 from tests.parallel.checkpoints import advance, make, save_dcp
 
 SAVED, FAILS = 3, 5
@@ -29,6 +29,7 @@ def train(strategy: str, folder: str, fault: str) -> tuple[str, float]:
             fail(fault, folder)
         advance(model, optimizer, FAILS, FAILS + 1)
     except RuntimeError as error:
+        Path(f"{folder} failed {dist.get_rank()}").touch()
         return str(error), time.monotonic() - start
     return "went on", 0.0
 
@@ -36,11 +37,17 @@ def train(strategy: str, folder: str, fault: str) -> tuple[str, float]:
 def fail(fault: str, folder: str) -> None:
     if fault == "killed":
         # In the middle of the step: after the survey, before the updates.
-        dist.all_reduce(torch.zeros(2, sum(1 for _ in jobs.make_model().parameters()), dtype=torch.float64))
-        os.kill(os.getpid(), signal.SIGKILL)
+        survey = World.sum
+
+        def survey_and_die(world: World, values: Tensor) -> Tensor:
+            survey(world, values)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+        World.sum = survey_and_die
     if fault == "raises":
         sys.exit("out of memory")
     if fault == "stuck":
-        while not (Path(folder) / "end").exists():
+        while not all(Path(f"{folder} failed {rank}").exists() for rank in range(dist.get_rank())):
             time.sleep(0.05)
         raise RuntimeError("was stuck")

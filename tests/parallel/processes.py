@@ -73,8 +73,10 @@ def _serve(pipe: Connection) -> None:
         joined = False
         try:
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-            dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size, timeout=timeout)
-            dist.barrier()  # a job may end before another process is through
+            _meet(rank, size, store, TIMEOUT)
+            if timeout != TIMEOUT:  # a short one is not for processes that start
+                dist.destroy_process_group()
+                _meet(rank, size, f"{store} again", timeout)
             joined = True
             answer = True, job(*arguments)
         except Exception:
@@ -85,3 +87,8 @@ def _serve(pipe: Connection) -> None:
         pipe.send(answer)
         if not joined:
             return  # groups count what has been made, so that this process would not find the others again
+
+
+def _meet(rank: int, size: int, store: str, timeout: timedelta) -> None:
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    dist.barrier()  # a job may end before another process is through

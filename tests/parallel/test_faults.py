@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -48,11 +46,8 @@ def test_a_process_that_raises_and_ends(own_processes: Processes, tmp_path: Path
 
 
 def test_a_process_that_is_stuck_ends_the_others_after_the_time_out(own_processes: Processes, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    release = threading.Thread(target=lambda: (time.sleep(5), (folder / "end").touch()))
-    release.start()
-    *others, _ = own_processes.run(faults.train, 3, "replicated", str(folder), "stuck", timeout=timedelta(seconds=2))
+    folder = str(tmp_path / "checkpoint")
+    *others, _ = own_processes.run(faults.train, 3, "replicated", folder, "stuck", timeout=timedelta(seconds=3))
     for message, seconds in others:
         assert "is stuck" in message
-        assert 1.5 < seconds < 4.5
-    release.join()
+        assert 1.5 < seconds < 20

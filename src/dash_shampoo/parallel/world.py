@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -18,17 +20,78 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "al
 Group = Any  # dist.ProcessGroup, which exists only where torch is built with distribution
 
 
+class Processes(NamedTuple):
+    """Which processes make a world, in plain values, so that an optimizer can be pickled.
+
+    Attributes:
+        ranks: in the default group.
+        backend: in which they talk.
+        timeout: of their calls; ``None`` is the backend's own.
+    """
+
+    ranks: tuple[int, ...]
+    backend: str
+    timeout: timedelta | None
+
+
+Choice = Processes | Literal["auto"] | None
+
+
+def choice(process_group: Group | Literal["auto"] | None) -> Choice:
+    """What `Dash` was told of the processes that hold replicas, in plain values."""
+    return process_group if process_group in ("auto", None) else processes_of(process_group)
+
+
+def processes_of(group: Group) -> Processes:
+    """The processes of a group."""
+    ranks = tuple(sorted(dist.get_process_group_ranks(group)))
+    return Processes(ranks, dist.get_backend_config(group), _timeout(group))
+
+
+def _timeout(group: Group) -> timedelta | None:
+    """What `init_process_group` or `new_group` was told; torch has no public way to ask."""
+    for device in group._device_types:
+        found: timedelta | None = getattr(getattr(group._get_backend(device), "options", None), "_timeout", None)
+        if found is not None:
+            return found
+    return None
+
+
+# Of Dash's own: calls in the group of DistributedDataParallel would meet its calls where a process leaves out a step,
+# which kills processes. Groups cost connections and memory, so all optimizers of a process share them. By the default
+# group of their time; torch alone keeps them alive, so that they end when it destroys them.
+_groups: WeakKeyDictionary[Group, WeakValueDictionary[Processes, Group]] = WeakKeyDictionary()
+
+
+def _group_of(processes: Processes) -> Group:
+    """A group for these processes; collective where there was none."""
+    known = _groups.setdefault(dist.group.WORLD, WeakValueDictionary())
+    group = known.get(processes)
+    if group is None:
+        ranks, backend, timeout = processes
+        some = len(ranks) < dist.get_world_size()
+        group = known[processes] = dist.new_group(
+            list(ranks), timeout=timeout, backend=backend, use_local_synchronization=some, group_desc="dash_shampoo"
+        )
+    return group
+
+
 class World:
     """A group of processes. Every call but those of properties is collective.
 
     Args:
-        group: a process group, or ``None`` for this process alone.
+        processes: those of the world, or ``None`` for this process alone.
     """
 
-    def __init__(self, group: Group | None) -> None:
-        self._group = group
-        self.ranks: tuple[int, ...] = (0,) if group is None else tuple(dist.get_process_group_ranks(group))
-        self.rank: int = 0 if group is None else dist.get_rank(group)
+    def __init__(self, processes: Processes | None) -> None:
+        self._processes = processes
+        self.ranks: tuple[int, ...] = (0,) if processes is None else processes.ranks
+        self.rank: int = 0 if processes is None else self.ranks.index(dist.get_rank())
+
+    @property
+    def _group(self) -> Group:
+        assert self._processes is not None
+        return _group_of(self._processes)
 
     @property
     def size(self) -> int:
@@ -94,8 +157,8 @@ class World:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(
                 f"process {self.rank} of {self.size} could not exchange {what}: another process has stopped, is "
-                "stuck, or makes other calls than this one. Look for the first error of the other processes, and "
-                f"start again from the last checkpoint ({reason})"
+                "stuck, or makes other calls than this one, as if it has left out a step() or ended its epoch early. "
+                f"Look for the first error of the other processes, and start again from the last checkpoint ({reason})"
             ) from error
 
 
@@ -103,7 +166,7 @@ ALONE = World(None)
 
 
 class Worlds:
-    """The world of each parameter: found once, since making process groups is collective.
+    """The world of each parameter.
 
     Args:
         process_group: of plain tensors: "auto" for the default group of `torch.distributed`, if there is one when it
@@ -111,31 +174,35 @@ class Worlds:
     """
 
     def __init__(self, process_group: Group | Literal["auto"] | None) -> None:
-        self._process_group = process_group
-        self._found: dict[Any, World] = {}  # by mesh; under None that of plain tensors
+        self._choice = choice(process_group)
+        self._choices: dict[Any, Choice] = {}  # of parameters whose group has one of its own
+        self._found: dict[Any, World] = {}  # by mesh, or choice
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_choice": self._choice, "_choices": self._choices, "_found": {}}
+
+    def choose(self, parameters: Iterable[Any], process_group: Group | Literal["auto"] | None) -> None:
+        """Gives plain tensors another ``process_group`` than all others."""
+        self._choices.update(dict.fromkeys(parameters, choice(process_group)))
 
     def of(self, parameter: Any) -> World:
         """The processes that hold ``parameter``."""
-        mesh = parameter.device_mesh if is_distributed(parameter) else None
-        if mesh not in self._found:
-            self._found[mesh] = self._plain() if mesh is None else self._of_mesh(mesh)
-        return self._found[mesh]
+        key = parameter.device_mesh if is_distributed(parameter) else self._choices.get(parameter, self._choice)
+        if key not in self._found:
+            processes = _of_mesh(key) if is_distributed(parameter) else _chosen(key)
+            self._found[key] = ALONE if processes is None or len(processes.ranks) == 1 else self._world(processes)
+        return self._found[key]
 
-    def _plain(self) -> World:
-        group = self._process_group
-        if group == "auto":
-            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-        if group is None or dist.get_world_size(group) == 1:
-            return ALONE
-        return self._known(tuple(dist.get_process_group_ranks(group))) or World(group)
+    def _world(self, processes: Processes) -> World:
+        known = (world for world in self._found.values() if world is not ALONE and world.ranks == processes.ranks)
+        return next(known, None) or World(processes)
 
-    def _of_mesh(self, mesh: Any) -> World:
-        ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
-        if len(ranks) == 1:
-            return ALONE
-        if ranks == tuple(range(dist.get_world_size())):
-            return self._known(ranks) or World(dist.group.WORLD)
-        return self._known(ranks) or World(dist.new_group(list(ranks), use_local_synchronization=True))
 
-    def _known(self, ranks: tuple[int, ...]) -> World | None:
-        return next((world for world in self._found.values() if world.ranks == ranks and world is not ALONE), None)
+def _chosen(choice: Choice) -> Processes | None:
+    if choice != "auto":
+        return choice
+    return processes_of(dist.group.WORLD) if dist.is_available() and dist.is_initialized() else None
+
+
+def _of_mesh(mesh: Any) -> Processes:
+    return processes_of(dist.group.WORLD)._replace(ranks=tuple(sorted(mesh.mesh.flatten().tolist())))
