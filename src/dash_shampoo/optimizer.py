@@ -27,10 +27,12 @@ from dash_shampoo.options import (
     structure,
     wire,
 )
+from dash_shampoo.parallel.agreement import Agreement
+from dash_shampoo.parallel.census import Survey
 from dash_shampoo.parallel.ownership import Entry, Ownership
 from dash_shampoo.parallel.whole import REMEDIES, asked, gather, refuse_mixture
 from dash_shampoo.parallel.world import Worlds
-from dash_shampoo.stacks import Bank, Survey, arrange
+from dash_shampoo.stacks import Bank, arrange
 
 
 class Dash(Optimizer):
@@ -135,13 +137,15 @@ class Dash(Optimizer):
         process_group: Any = "auto",
         wire_dtype: str = "fp32",
     ) -> None:
-        general = ("self", "params", "__class__", "process_group", "wire_dtype")
-        options = {name: value for name, value in locals().items() if name not in general}
+        options = dict(locals())
+        for name in ("self", "params", "__class__", "process_group", "wire_dtype"):
+            options.pop(name, None)
         check_process_group(process_group)
         self._wire = wire(wire_dtype)
         self._ownership = Ownership(Worlds(process_group))
         self._had_matrices: list[bool] = []
         self._banks: list[Bank] = []
+        self._agreement = Agreement()
         self._arrangement: tuple[Any, ...] | None = None
         self._checked: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._warned = False
@@ -201,6 +205,7 @@ class Dash(Optimizer):
         if "_ownership" not in self.__dict__:  # unpickled, or copied
             self._ownership = Ownership(self.__dict__.pop("_worlds"))
             self._had_matrices = [has_matrices(group) for group in self.param_groups]
+            self._agreement = Agreement()
         self._banks, self._arrangement, self._checked, self._warned = [], None, [], False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -353,6 +358,7 @@ class Dash(Optimizer):
         """Makes the stacks follow the parameters and options, if those have changed; the state moves along."""
         self._settle()
         self._check_options()
+        self._agreement.check()
         parameters = self._parameters()
         sparse = any(
             parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in parameters
@@ -363,7 +369,8 @@ class Dash(Optimizer):
         refuse_flattened(self.param_groups, self._had_matrices)
         called = names(self.param_groups)
         entries = self._ownership.entries(parameters)
-        self._ownership.compare(entries, called)
+        self._agreement.announce()
+        self._agreement.compare(entries, called, self._wire)
         self._warn_of_stale_parameters(entries)
         banks = arrange(entries, self._wire)
         state: dict[Tensor, dict[str, Any]] = {}
@@ -377,6 +384,7 @@ class Dash(Optimizer):
         self.state.clear()
         self.state.update(state)
         self._banks, self._arrangement = banks, self._signature(parameters)
+        self._agreement.follow([(bank.census, bank.parameters) for bank in banks])
 
     def _check_options(self) -> None:
         """Checks the groups' options if any has changed since the last time."""

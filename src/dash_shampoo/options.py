@@ -52,12 +52,40 @@ STRUCTURE = (
     "maximize",
     "max_workspace",
 )
+# These are.
+READ_AT_EACH_STEP = (
+    "lr",
+    "betas",
+    "weight_decay",
+    "update_every",
+    "graft_beta2",
+    "graft_eps",
+    "momentum",
+    "start_step",
+    "on_nonfinite",
+)
 
 
 def structure(group: Mapping[str, Any]) -> tuple[Any, ...]:
     """The options of ``group`` that decide which stacks its parameters live in."""
     options = [group[name] for name in STRUCTURE if name != "solver"]
     return (*options, resolve_solver(group["solver"]), group["momentum"] > 0)
+
+
+def described(group: Mapping[str, Any], *, wait: bool) -> dict[str, str]:
+    """All options of ``group``, each in words that are the same on every process.
+
+    Args:
+        group: a parameter group.
+        wait: for tensors on a device; else they are called tensors, whatever their value.
+    """
+    return {name: _described(group[name], wait) for name in (*STRUCTURE, *READ_AT_EACH_STEP)}
+
+
+def _described(value: Any, wait: bool) -> str:
+    if isinstance(value, Tensor):
+        return repr(value.tolist()) if wait or value.device.type == "cpu" else "a tensor"
+    return repr([_plain(each) for each in value] if isinstance(value, (tuple, list)) else _plain(value))
 
 
 def normalise(group: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from torch import Tensor
 from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
 from dash_shampoo.layout import StackKey, moment_dtype, state_dtype
+from dash_shampoo.options import described
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
 from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients
+from dash_shampoo.parallel.census import Census, Survey
 from dash_shampoo.parallel.ownership import Entry
 from dash_shampoo.parallel.replicated import Replicated
 from dash_shampoo.parallel.runs import Member, Run, runs
@@ -162,13 +164,6 @@ def _most(key: StackKey, dtype: torch.dtype, device: torch.device) -> int:
     return workspace(key.max_workspace, device) // (TEMPORARIES * dtype.itemsize * key.weight)
 
 
-class Survey(NamedTuple):
-    """What is known of the gradients at a step, the same on every process: each (p,), per parameter of a bank."""
-
-    present: Tensor  # whether there is one
-    good: Tensor  # whether it is there, whole and finite
-
-
 class Bank:
     """All stacks of one device and dtype, of parameters that the same processes hold.
 
@@ -191,24 +186,20 @@ class Bank:
         self.groups: list[dict[str, Any]] = []
         self._carriers: dict[type[Carrier], Carrier] = {}
         self._gradients: Gradients = []
-        self._came: list[bool] = []
-        copies, needed = [], []
+        placements = []
         members: dict[tuple[StackKey, int], list[Member]] = {}  # by their owner too
         for place, (parameter, group, _, tiles, owners) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
             held = placement(parameter, world.ranks, group["view"])
-            copies.append(held.number_of_copies)
-            needed.append(world.size if held.replicated else 1)
+            placements.append(held)
             for (key, tile, name), owner in zip(tiles, owners, strict=True):
                 member = Member(parameter, place, group, tile, ((name, tile.blocks),), held)
                 members.setdefault((key, owner), []).append(member)
-        self._copies = torch.tensor(copies, dtype=dtype, device=device)
-        self._needed = torch.tensor(needed, dtype=dtype, device=device)
+        self.census = Census(world, placements, dtype, device)
         self.steps = torch.zeros(len(self.parameters), dtype=dtype, device=device)
         self.skipped = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
         self._watch = Watch()
-        self._attendance = Watch()
         shared: dict[StackKey, list[Runs]] = {}
         for (key, owner), some in members.items():
             portions = [self._carried(portion, owner, wire) for portion in runs(some, _most(key, dtype, device))]
@@ -267,34 +258,16 @@ class Bank:
         return any(self.expects(place) for place in range(len(self.parameters)))
 
     def survey(self) -> Survey:
-        """Fetches the gradients, and finds out which of them are there and finite.
-
-        A gradient whose squared Frobenius norm overflows the stack's dtype counts as not finite: its factors would. So
-        does one of a replicated parameter that is missing on some processes; of a sharded one, missing parts are zero.
-        """
+        """Fetches the gradients, and finds out which of them are there and finite."""
         self._gradients = [local_gradient(parameter) for parameter in self.parameters]
-        there = [gradient for gradient in self._gradients if gradient is not None]
-        self._came = [gradient is not None for gradient in self._gradients]
-        report = torch.zeros(2, len(self.parameters), dtype=self.dtype, device=self.device)
-        if there:
-            norms = torch.stack(torch._foreach_norm(there, 2, dtype=self.dtype))
-            present: Tensor | slice = slice(None)
-            if len(there) < len(self._came):
-                present = torch.tensor([i for i, came in enumerate(self._came) if came], device=self.device)
-            report[0, present] = 1
-            report[1, present] = norms * norms / self._copies[present]
-        self.world.sum(report)
-        came = report[0] > 0
-        if self.world.size > 1:
-            self._attendance.post(came)
-        return Survey(came, (report[0] >= self._needed) & torch.isfinite(report[1]))
+        groups = {id(group): group for group in self.groups}.values() if self.world.size > 1 else ()
+        options = str([described(group, wait=False) for group in groups])
+        rates = [group["lr"] for group in groups if isinstance(group["lr"], Tensor) and not group["lr"].is_cpu]
+        return self.census.take(self._gradients, options, rates)
 
     def came(self) -> list[bool]:
         """Which parameters had a gradient at the last step; asked again, none had. Waits for that step's `survey`."""
-        came, self._came = self._came, []
-        if came and self.world.size > 1:
-            came = self._attendance.read(wait=True)
-        return came or [False] * len(self.parameters)
+        return self.census.came()
 
     def admit(self, survey: Survey) -> Tensor:
         """Which parameters take this step, 1 or 0 (p,): those with a good gradient. Counts the step for each."""
@@ -306,7 +279,8 @@ class Bank:
 
     def forget(self) -> None:
         """Leaves the step that `survey` has begun."""
-        self._gradients, self._came = [], []
+        self._gradients = []
+        self.census.forget()
 
     def begin(self) -> None:
         """Brings the gradients to where they are needed."""

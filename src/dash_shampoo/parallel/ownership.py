@@ -6,13 +6,10 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import Tile
 from dash_shampoo.layout import StackKey, cut
-from dash_shampoo.options import structure
-from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.cost import cost
 from dash_shampoo.parallel.world import World, Worlds
 
@@ -41,7 +38,6 @@ class Ownership:
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self._owners: dict[Tensor, list[int]] = {}
-        self._compared: set[Tensor] = set()
 
     def entries(self, parameters: Iterable[tuple[Tensor, dict[str, Any]]]) -> list[Entry]:
         """Parameters, each given with its group, with the owners of their tiles; the same on every process."""
@@ -85,40 +81,6 @@ class Ownership:
         """Whether this process owns a part of what it holds together with others."""
         return any(set(owners) - {self.worlds.of(parameter).rank} for parameter, owners in self._owners.items())
 
-    def compare(self, entries: list[Entry], names: Mapping[int, str]) -> None:
-        """Makes sure that every process has the same parameters and options, and the same replicas; collective.
-
-        Raises:
-            RuntimeError: they differ; on every process.
-        """
-        for world in {entry.world: None for entry in entries if entry.world.size > 1}:
-            own = [entry for entry in entries if entry.world is world]
-            device = own[0].parameter.device
-            if not world.agree(str(len(own)), device):
-                raise RuntimeError(f"the processes give Dash different numbers of parameters, this one {len(own)}")
-            texts = [self._described(entry) for entry in own]
-            if not world.agree("\n".join(texts), device):
-                differing = [
-                    names[id(entry.parameter)]
-                    for entry, text in zip(own, texts, strict=True)
-                    if not world.agree(text, device)
-                ]
-                raise RuntimeError(
-                    f"{', '.join(differing[:5])}: the processes differ in shape, options or values. Dash takes plain "
-                    "tensors for replicas, as DistributedDataParallel keeps them; use process_group=None if each "
-                    "process trains a model of its own"
-                )
-
-        self._compared = {entry.parameter for entry in entries}
-
-    def _described(self, entry: Entry) -> str:
-        parameter = entry.parameter
-        placements = getattr(parameter, "placements", None)
-        text = f"{tuple(parameter.shape)} {parameter.dtype} {placements} {structure(entry.group)}"
-        if parameter not in self._compared and not is_distributed(parameter):
-            text += f" {_checksum(parameter)}"
-        return text
-
 
 def assign(costs: Sequence[float], loads: list[float]) -> list[int]:
     """Owners of tasks: longest processing time first (Graham, 1969), which ends within 4/3 of the best balance.
@@ -142,9 +104,3 @@ def assign(costs: Sequence[float], loads: list[float]) -> list[int]:
     for load, rank in heap:
         loads[rank] = load
     return owners
-
-
-def _checksum(parameter: Tensor) -> int:
-    """The sum of a tensor's bits as integers: exact, so the same in any order of summation."""
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.dtype.itemsize]
-    return int(parameter.detach().view(words).sum(dtype=torch.int64))

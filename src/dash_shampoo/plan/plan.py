@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dash_shampoo.parallel.census import report_length
 from dash_shampoo.parallel.ownership import assign
 from dash_shampoo.plan.arrays import Real, Whole
 from dash_shampoo.plan.ranks import Ranks
@@ -144,7 +145,7 @@ def wire_bytes(buffers: Traffic, ranks: Ranks, parameters: int, sizes: Sizes) ->
     Args:
         buffers: of the exchange.
         ranks: and how they hold the parameters.
-        parameters: how many there are: two numbers for each are summed over the ranks.
+        parameters: how many there are: what a census says of them is summed over the ranks.
         sizes: of elements on their way.
     """
     others = ranks.size - 1
@@ -154,7 +155,7 @@ def wire_bytes(buffers: Traffic, ranks: Ranks, parameters: int, sizes: Sizes) ->
     if not ranks.replicated:
         both_ways = buffers.gradients_out, buffers.gradients_in
         gradients = [(buffer - buffers.stays) * sizes.gradient for buffer in both_ways]
-    survey = np.full(ranks.size, 2 * others / ranks.size * 2 * parameters * sizes.state)
+    survey = np.full(ranks.size, 2 * others / ranks.size * report_length(parameters) * sizes.state)
     named = {"gradients": gradients, "updates": updates, "survey": [survey, survey]}
     return {
         f"wire/{what}/{way}": values.astype(np.float64)
