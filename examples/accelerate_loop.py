@@ -1,9 +1,13 @@
-"""Dash in a loop of Hugging Face's Accelerate: python examples/accelerate_loop.py, or accelerate launch ..."""
+"""Dash in a loop of Hugging Face's Accelerate.
+
+python examples/accelerate_loop.py, or on several processes: accelerate launch --num_processes 2 examples/accelerate_loop.py
+"""
 
 import tempfile
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,7 +18,8 @@ def main() -> None:
     torch.manual_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
-    optimizer = Dash(param_groups(model), lr=1e-2, update_every=5)
+    # Under DDP save_state() saves the first process's state: so each process has all of it.
+    optimizer = Dash(param_groups(model), lr=1e-2, update_every=5, process_group=None)
     x = torch.randn(512, 16)
     batches = DataLoader(TensorDataset(x, x.norm(dim=1, keepdim=True)), batch_size=32, shuffle=True)
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
@@ -29,10 +34,13 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        (folder,) = broadcast_object_list([own])  # that of the first process
         accelerator.save_state(folder)
+        accelerator.wait_for_everyone()
         accelerator.load_state(folder)
-    print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+        accelerator.wait_for_everyone()
+    accelerator.print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
 
 
 if __name__ == "__main__":
