@@ -1,6 +1,7 @@
 """Dash in a loop of Hugging Face's Accelerate.
 
-python examples/accelerate_loop.py, or on several processes: accelerate launch --num_processes 2 examples/accelerate_loop.py
+python examples/accelerate_loop.py
+accelerate launch --num_processes 2 examples/accelerate_loop.py
 """
 
 import tempfile

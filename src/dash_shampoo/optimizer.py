@@ -15,6 +15,7 @@ from dash_shampoo.checkpoint import match, release, restore
 from dash_shampoo.options import (
     check_parameters,
     check_process_group,
+    few,
     has_matrices,
     is_as_before,
     make_plain,
@@ -28,6 +29,7 @@ from dash_shampoo.options import (
     wire,
 )
 from dash_shampoo.parallel.agreement import Agreement
+from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Survey
 from dash_shampoo.parallel.ownership import Entry, Ownership
 from dash_shampoo.parallel.whole import REMEDIES, asked, gather, refuse_mixture
@@ -340,8 +342,7 @@ class Dash(Optimizer):
         if refused:
             for each in self._banks:
                 each.forget()
-            shown = ", ".join(refused[:5]) + ", ..." * (len(refused) > 5)
-            raise FloatingPointError(f"the gradient of {shown} is not finite; no parameter has been moved")
+            raise FloatingPointError(f"the gradient of {few(refused)} is not finite; no parameter has been moved")
 
     def _warn_of_skipped_steps(self) -> None:
         if not self._warned and any(bank.has_skipped() for bank in self._banks):
@@ -371,7 +372,7 @@ class Dash(Optimizer):
         entries = self._ownership.entries(parameters)
         self._agreement.announce()
         self._agreement.compare(entries, called, self._wire)
-        self._warn_of_stale_parameters(entries)
+        self._warn_of_stale_parameters(entries, called)
         banks = arrange(entries, self._wire)
         state: dict[Tensor, dict[str, Any]] = {}
         for bank in banks:
@@ -397,12 +398,20 @@ class Dash(Optimizer):
             normalise(group)
         self._checked = [(group, snapshot(group, self.defaults)) for group in self.param_groups]
 
-    def _warn_of_stale_parameters(self, entries: list[Entry]) -> None:
+    def _warn_of_stale_parameters(self, entries: list[Entry], called: dict[int, str]) -> None:
+        """Warns at the first step of parameters without a gradient, which a model may not have any more.
+
+        Of those that processes hold in parts a gradient may be missing here alone, so it takes all of them to be odd.
+        """
         shared = [entry.parameter for entry in entries if entry.world.size > 1]
-        if self._arrangement is None and shared and all(parameter.grad is None for parameter in shared):
+        missing = [parameter for parameter in shared if parameter.grad is None]
+        if len(missing) < len(shared):
+            missing = [parameter for parameter in missing if not is_distributed(parameter)]
+        if self._arrangement is None and not self.state and missing:
             warnings.warn(
-                "no parameter has a gradient on this process: if fully_shard has replaced the parameters since Dash "
-                "was made, make Dash after it",
+                f"no gradient on this process for {few([called[id(parameter)] for parameter in missing])}: if "
+                "fully_shard has replaced parameters since Dash was made, make Dash after it; requires_grad=False for "
+                "those that never get one",
                 RuntimeWarning,
                 stacklevel=5,
             )

@@ -253,11 +253,11 @@ def few_elements(strategy: str, shape: tuple[int, ...], options: dict[str, Any])
     return whole(next(model.parameters()))
 
 
-def made_too_early() -> list[str]:
-    """What Dash warns of when fully_shard replaces the parameters it was given."""
+def made_too_early(strategy: str) -> list[str]:
+    """What Dash warns of when fully_shard replaces parameters it was given."""
     model = make_model()
-    optimizer = Dash(model.parameters(), **OPTIONS)
-    fully_shard(model)
+    optimizer = Dash(model.named_parameters(), **OPTIONS)
+    prepare(model, strategy)
     give(model, 0)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

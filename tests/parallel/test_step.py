@@ -68,10 +68,13 @@ def test_models_that_differ_between_processes_are_refused_by_name_on_each(proces
     assert processes.run(jobs.different_models, 2, None) == ["stepped"] * 2
 
 
-def test_an_optimizer_made_before_fully_shard_is_told_so(processes: Processes) -> None:
-    for warned in processes.run(jobs.made_too_early, 2):
+@pytest.mark.parametrize(("strategy", "named"), [("fsdp", "embedding.weight"), ("mixed", "wide.weight")])
+def test_an_optimizer_made_before_fully_shard_is_told_so(processes: Processes, strategy: str, named: str) -> None:
+    for warned in processes.run(jobs.made_too_early, 2, strategy):
         assert len(warned) == 1
         assert "make Dash after it" in warned[0]
+        assert named in warned[0]
+    assert processes.run(jobs.made_too_early, 2, "replicated") == [[]] * 2
 
 
 def test_gradients_travel_in_the_dtype_of_their_parameters(processes: Processes) -> None:

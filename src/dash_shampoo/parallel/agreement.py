@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dash_shampoo.options import described
+from dash_shampoo.options import described, few
 from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Census
 from dash_shampoo.parallel.ownership import Entry
@@ -104,7 +104,7 @@ class Agreement:
             pairs = zip(parameters, found.differing, strict=True)
             differing = [self._names[id(parameter)] for parameter, differs in pairs if differs]
             if differing:
-                raise RuntimeError(f"the gradients of {_few(differing)} {GRADIENTS}")
+                raise RuntimeError(f"the gradients of {few(differing)} {GRADIENTS}")
 
     def _refuse_options(self, world: World, entries: list[Entry], options: list[dict[str, str]]) -> None:
         device = entries[0].parameter.device
@@ -119,7 +119,7 @@ class Agreement:
     def _of_which(self, world: World, entries: list[Entry], texts: list[str]) -> str:
         """The names of the parameters whose texts differ between processes."""
         pairs = zip(entries, texts, strict=True)
-        return _few(
+        return few(
             [
                 self._names[id(entry.parameter)]
                 for entry, text in pairs
@@ -133,10 +133,6 @@ class Agreement:
         if parameter not in self._compared and not is_distributed(parameter):
             text += f" {_checksum(parameter)}"
         return text
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
 def _checksum(parameter: Tensor) -> int:
