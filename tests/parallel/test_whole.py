@@ -22,7 +22,7 @@ def of_another_version(options):
 
 def torchs(function: str, argument: Any) -> Any:
     """What a function of a module with the name of torch's gets from `asked`."""
-    module = {"__name__": "torch.distributed.checkpoint.state_dict", "call": lambda: (lambda: asked())()}
+    module = {"__name__": "torch.distributed.checkpoint.state_dict", "call": asked}
     exec(SOURCE, module)
     return module[function](argument)
 
