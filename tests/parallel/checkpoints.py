@@ -175,7 +175,7 @@ def warned_of_parts(strategy: str) -> dict[str, list[str]]:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             take()
-        said[way] = [str(each.message) for each in warned if each.category is RuntimeWarning]
+        said[way] = [str(each.message) for each in warned if "part of one process" in str(each.message)]
     return said
 
 
