@@ -134,6 +134,38 @@ def test_a_head_that_the_model_names_is_one() -> None:
     assert heads_of(Named()) == ["codebooks.0.weight", "codebooks.1.weight"]
 
 
+def test_parts_of_a_model_that_names_its_head_have_no_others() -> None:
+    class Attention(nn.Module):
+        """Relative positions under a name that says nothing, beside a layer that gives more than there are."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.buckets, self.out = nn.Embedding(4, 2), nn.Linear(8, 8)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.attention, self.ahead = nn.Embedding(30, 8), Attention(), nn.Linear(8, 30)
+            self.head = nn.Linear(8, 30)
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.head
+
+    assert heads_of(Named()) == ["ahead.weight", "head.weight"]
+
+    class Tied(nn.Module):
+        """A model that names its table, though a part of it ends in a head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = with_heads(("output", nn.Linear(8, 30)))
+
+        def get_output_embeddings(self) -> nn.Module:
+            return self.decoder.trunk.words
+
+    assert heads_of(Tied()) == ["decoder.output.weight"]
+
+
 def test_tables_of_every_kind() -> None:
     class PositionalEmbedding(nn.Module):
         def __init__(self) -> None:
@@ -229,7 +261,7 @@ def test_stacks_are_what_is_no_convolution() -> None:
     model = nn.ModuleList([GroupedExperts(4), GroupedExperts(1), nn.Bilinear(4, 5, 6)])
     assert grouping(lambda: model) == {
         "stacks": ["*.w1", "*.w2", "*.weight"],
-        "embeddings": ["*.bias"],
+        "elementwise": ["*.bias"],
         "vectors": ["*.bias"],  # of a single expert
     }
 
@@ -262,6 +294,21 @@ def test_vectors_have_at_most_one_dimension_above_one(shape: tuple[int, ...]) ->
     model = nn.Module()
     model.weight = nn.Parameter(torch.empty(shape))
     assert [group["name"] for group in param_groups(model)] == ["vectors"]
+
+
+def test_what_is_used_elementwise_is_no_matrix() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.A_log, self.D = nn.Parameter(torch.empty(8, 4)), nn.Parameter(torch.empty(2, 8))
+            self.bias_u, self.attention_biases = nn.Parameter(torch.empty(2, 4)), nn.Parameter(torch.empty(4, 9))
+            self.norm, self.normed = nn.LayerNorm((4, 6, 6)), parametrizations.weight_norm(nn.Linear(8, 8))
+
+    assert grouping(Mixer) == {
+        "matrices": ["normed.parametrizations.weight.original1"],
+        "elementwise": ["A_log", "D", "attention_biases", "bias_u", "norm.bias", "norm.weight"],
+        "vectors": ["normed.parametrizations.weight.original0"],
+    }
 
 
 def test_recurrent_layers_and_attention_are_matrices() -> None:

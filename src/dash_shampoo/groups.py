@@ -24,7 +24,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups the trainable parameters of a model for `Dash`, with their names.
 
-    Parameters are told by the modules that hold them (docs/groups.md). Five groups, of which empty ones are left out:
+    Parameters are told by the modules that hold them (docs/groups.md). Six groups, of which empty ones are left out:
 
     - "matrices": the weights of linear layers and other parameters of two dimensions, moved by Shampoo;
     - "convolutions": weights of convolutions, each read as one matrix (first dimension, rest);
@@ -32,6 +32,7 @@ def param_groups(
     - "embeddings": embedding tables, output heads (linear layers onto a vocabulary), positions and what else is looked
       up, moved by AdamW, because one side of them is as long as the vocabulary and their rows are updated at very
       different rates;
+    - "elementwise": biases and norms' weights of several dimensions, moved by AdamW without weight decay;
     - "vectors": parameters with at most one dimension above 1, moved as ``vectors=`` of `Dash` says and without weight
       decay.
 
@@ -41,7 +42,7 @@ def param_groups(
         convolutions: options of the second group, over those of the first and ``{"view": "matrix"}``.
         stacks: options of the third group, over those of the first and ``{"view": "stack"}``.
         embeddings: options of the fourth group, over ``{"algorithm": "adamw"}``.
-        vectors: options of the fifth group, over ``{"weight_decay": 0.0}``.
+        vectors: options of the last two groups, over ``{"weight_decay": 0.0}``.
         overrides: for each regular expression, options for the parameters whose full name it matches (`re.fullmatch`),
             on top of the options of the group that they leave. They make groups of their own, named by the expression.
             Of several expressions that match a name the first one counts.
@@ -60,6 +61,7 @@ def param_groups(
         "convolutions": {**shampoo, "view": "matrix", **(convolutions or {})},
         "stacks": {**shampoo, "view": "stack", **(stacks or {})},
         "embeddings": {"algorithm": "adamw", **(embeddings or {})},
+        "elementwise": {"algorithm": "adamw", "weight_decay": 0.0, **(vectors or {})},
         "vectors": {"weight_decay": 0.0, **(vectors or {})},
     }
     kind_of = kinds(model)

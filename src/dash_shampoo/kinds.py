@@ -18,11 +18,13 @@ CONVOLUTIONS = (
     nn.ConvTranspose3d,
 )
 
-# What is looked up or added has no class of its own if it is a bare parameter, only a name or its module's.
-TABLE = re.compile(r"(^|_)(pos(?!t)|emb|tables?(_|$)|w[pt]e$|tokens?$|latents?$)|bias$")
+# A bare parameter that is looked up, or used elementwise, has no class of its own, only a name or its module's.
+TABLE = re.compile(r"(^|_)(pos(?!t)|emb|tables?(_|$)|w[pt]e$|tokens?$|latents?$)")
 TABLE_CLASS = re.compile(r"(?<!patch)(un)?embed(ding)?s?$")
+NORM_CLASS = re.compile(r"norm(\dd)?$")
+ELEMENTWISE = re.compile(r"(^|_)bias(es)?(_|$)|^A_log$|^D$")  # the last two are Mamba's
 # Tables that no output is compared with: positions, relative positions, segments.
-NO_VOCABULARY = re.compile(r"pos|relative|rel_|bias|type|segment|wpe")
+NO_VOCABULARY = re.compile(r"pos|relative|rel_|distance|bias|type|segment|wpe")
 
 
 class Holder(NamedTuple):
@@ -38,7 +40,7 @@ class Holder(NamedTuple):
 
 
 def kinds(model: nn.Module) -> dict[int, str]:
-    """What each parameter is, by its id: "matrices", "convolutions", "stacks", "embeddings" or "vectors"."""
+    """What each parameter is, by its id: the name of one of `param_groups`' groups."""
     tables = {id(parameter) for module in [*_tables(model), *_heads(model)] for parameter in module.parameters()}
     found: dict[int, str] = {}
     for parameter, holder in _held(model):
@@ -54,8 +56,12 @@ def _kind(parameter: Tensor, holder: Holder) -> str:
         return "vectors"
     if isinstance(holder.module, CONVOLUTIONS):
         return "convolutions" if parameter.ndim > 2 else "matrices"
-    if not isinstance(holder.module, nn.Linear) and _is_table(parameter, holder):
+    if isinstance(holder.module, nn.Linear):
+        return "matrices"
+    if _is_table(parameter, holder):
         return "embeddings"
+    if ELEMENTWISE.search(holder.attribute) or NORM_CLASS.search(holder.called):
+        return "elementwise"
     if parameter.ndim > 2:
         return "convolutions" if "conv" in holder.called else "stacks"
     return "matrices"
@@ -66,7 +72,7 @@ def _is_matrix(parameter: Tensor) -> bool:
 
 
 def _is_table(parameter: Tensor, holder: Holder) -> bool:
-    """Whether a bare parameter is looked up or added, not multiplied by: positions, tokens, biases of experts.
+    """Whether a bare parameter is looked up, such as positions and tokens.
 
     One with a leading dimension of 1 is added to every sample of a batch, unless it is of a stack of one expert.
     """
@@ -103,15 +109,26 @@ def _heads(model: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         and not NO_VOCABULARY.search(f"{name.rpartition('.')[2]} {type(module).__name__}".lower())
     }
-    for module in model.modules():
-        if callable(named := getattr(module, "get_output_embeddings", None)):  # of Transformers' models
-            if not isinstance(head := named(), nn.Module):
-                continue
-            yield head
-        tables = [vocabularies[id(each)] for each in module.modules() if id(each) in vocabularies]
-        if tables:
-            beside = (child for child in module.children() if vocabularies.keys().isdisjoint(map(id, child.modules())))
-            yield from _outputs(list(beside), tables)
+    yield from _heads_below(model, vocabularies, known=False)
+
+
+def _heads_below(
+    module: nn.Module, vocabularies: dict[int, nn.Embedding | nn.EmbeddingBag], known: bool
+) -> Iterator[nn.Module]:
+    """The heads in a module, given the tables; ``known``: it is a part of a model that names its head."""
+    named = getattr(module, "get_output_embeddings", None)  # of Transformers' models
+    head = named() if callable(named) else None
+    if isinstance(head, nn.Module):
+        yield head
+    tables = [vocabularies[id(each)] for each in module.modules() if id(each) in vocabularies]
+    if not tables:
+        return
+    known = known or (callable(named) and not isinstance(head, nn.Embedding))  # which is no head of its own
+    if not known or isinstance(head, nn.Module):
+        beside = (child for child in module.children() if vocabularies.keys().isdisjoint(map(id, child.modules())))
+        yield from _outputs(list(beside), tables)
+    for child in module.children():
+        yield from _heads_below(child, vocabularies, known)
 
 
 def _outputs(modules: list[nn.Module], tables: list[nn.Embedding | nn.EmbeddingBag]) -> Iterator[nn.Linear]:
