@@ -21,7 +21,7 @@ class Model(nn.Module):
 TABLE = """\
 group         moved by  view    parameters            shape          blocks        preconditioned
 matrices      shampoo           12 x blocks.*.weight  (40, 16)       2 of 16 x 16  left and right
-                                                                     1 of 8 x 16   left
+                                                                     2 of 8 x 8    left and right
 matrices      shampoo           gate.weight           (12, 16)       1 of 12 x 16  left and right
 convolutions  shampoo   matrix  patches.weight        (16, 3, 4, 4)  3 of 16 x 16  left and right
 embeddings    adamw             embedding.weight      (100, 16)
