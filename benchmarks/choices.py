@@ -85,14 +85,14 @@ PARTS = (
 )
 
 
-def run(settings: Settings) -> dict[str, Any]:
-    """Trains once; returns the validation losses on the way and at the end, and the seconds of training."""
+def run(settings: Settings, every: int = 100) -> dict[str, Any]:
+    """Trains once; returns validation losses ``every`` so many steps and at the end, and the seconds of training."""
     trainer = Trainer(settings)
     curve = []
     start = time.perf_counter()
     while trainer.step < settings.steps:
         trainer.train_step()
-        if trainer.step % 100 == 0:
+        if trainer.step % every == 0:
             curve.append([trainer.step, trainer.evaluate()])
     return {
         "loss": curve[-1][1] if curve and curve[-1][0] == settings.steps else trainer.evaluate(),
