@@ -219,7 +219,7 @@ CANDIDATES = {
 RIVALS = {
     f"{optimizer}, weight decay {x}": (optimizer, lr, steps, x)
     for optimizer, lr, steps in (("adamw", 2e-3, 1000), ("muon", 5e-3, SHORT))
-    for x in (0.0, 0.01, 0.1)
+    for x in (0.01, 0.1)
 }
 
 

@@ -1,10 +1,16 @@
-"""Prints the tables of docs/choices.md from what `benchmarks/choices.py` has measured: python benchmarks/tables.py"""
+"""Prints the tables of docs/choices.md: python benchmarks/tables.py
+
+From what `benchmarks/choices.py` and `benchmarks/candidates.py` have measured.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from statistics import mean, stdev
 from typing import Any
 
+from candidates import RESULTS as CANDIDATES
 from choices import BASE, LRS
 from plots import Row, rows, spread
 
@@ -51,11 +57,45 @@ def options(data: list[Row]) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
+def difference(own: list[Row], base: dict[Any, float]) -> str:
+    """Mean over seeds of the loss less the base's with the same seed, its standard error and the number of seeds."""
+    found = [row["loss"] - base[place(row)] for row in own if place(row) in base]
+    if not found:
+        return ""
+    error = f" ± {stdev(found) / len(found) ** 0.5:.3f}" if len(found) > 1 else ""
+    return f"{mean(found):+.3f}{error} ({len(found)})"
+
+
+def place(row: Row) -> tuple[Any, ...]:
+    """What two runs have in common that differ in the rule of the update alone."""
+    settings = json.loads(row["key"])
+    own = settings["optimizer"], settings["options"].get("update_every")
+    return *own, row["text"], row["lr"], row["steps"], row["seed"]
+
+
+def candidates(data: list[Row], tried: list[Row]) -> None:
+    """Each candidate against Dash's rule, or a rival with weight decay against the one without, seed by seed."""
+    plain = [row for row in data if row["options"] in [{}, *({**BASE, "update_every": n} for n in (1, 10, 50))]]
+    plain += [row for row in tried if row["candidate"] == "base" or row["candidate"].startswith("every")]
+    base = {place(row): row["loss"] for row in plain}
+    print("| | steps | lr | python | tinyshakespeare |\n|---|---|---|---|---|")
+    chosen: dict[tuple[str, int, float], list[Row]] = defaultdict(list)
+    for row in tried:
+        if row not in plain:
+            chosen[row["candidate"], row["steps"], row["lr"]].append(row)
+    for (name, steps, lr), own in sorted(chosen.items()):
+        cells = [difference([row for row in own if row["text"] == text], base) for text in TEXTS]
+        print(f"| {name} | {steps} | {lr:g} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     data = rows()
     rivals(data)
     print()
     options(data)
+    if CANDIDATES.exists():
+        print()
+        candidates(data, [json.loads(line) for line in CANDIDATES.read_text().splitlines()])
 
 
 if __name__ == "__main__":
