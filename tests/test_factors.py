@@ -31,23 +31,23 @@ def test_factors_and_inverses_share_an_array_without_touching_each_other(
     size: int, n: int, data: st.DataObject
 ) -> None:
     factors = make(size, n)
-    assert torch.equal(factors.inverse(slice(0, n)), torch.eye(size).double().expand(n, size, size))
-    assert factors.packed.numel() == n * size * (size + 1)
+    assert torch.equal(factors.pairs.inverse(slice(0, n)), torch.eye(size).double().expand(n, size, size))
+    assert sum(kept.numel() for kept in factors.pairs.tensors(slice(None)).values()) == n * size * (size + 1)
     expected = torch.zeros(n, size, size, dtype=torch.float64)
     for _ in range(3):
         start = data.draw(st.integers(0, n - 1))
         lanes = slice(start, data.draw(st.integers(start + 1, n)))
         half = halves(lanes.stop - start, size)
-        inverse = factors.inverse(slice(0, n))
-        factors.accumulate(lanes, half, torch.full((len(half), 1, 1), 0.5).double())
+        inverse = factors.pairs.inverse(slice(0, n))
+        factors.pairs.accumulate(lanes, half, torch.full((len(half), 1, 1), 0.5).double())
         expected[lanes] = 0.5 * expected[lanes] + half @ half.mT
-        torch.testing.assert_close(factors.factor(slice(0, n)), expected)
-        assert torch.equal(factors.inverse(slice(0, n)), inverse)
-    before = factors.factor(slice(0, n))
+        torch.testing.assert_close(factors.pairs.factor(slice(0, n)), expected)
+        assert torch.equal(factors.pairs.inverse(slice(0, n)), inverse)
+    before = factors.pairs.factor(slice(0, n))
     chosen = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
     factors.update_roots(torch.tensor(chosen))
-    assert torch.equal(factors.factor(slice(0, n)), before)
-    roots = factors.inverse(slice(0, n))
+    assert torch.equal(factors.pairs.factor(slice(0, n)), before)
+    roots = factors.pairs.inverse(slice(0, n))
     for lane in range(n):
         if lane in chosen and expected[lane].any():
             torch.testing.assert_close(roots[lane], exact_root(before[[lane]], 2, 1e-3)[0], rtol=1e-2, atol=1e-2)
@@ -59,9 +59,9 @@ def test_roots_in_pieces_equal_roots_at_once() -> None:
     whole, pieces = make(6, 9), make(6, 9, max_workspace=1)
     half = halves(9, 6)
     for factors in (whole, pieces):
-        factors.accumulate(slice(0, 9), half, torch.zeros(9, 1, 1).double())
+        factors.pairs.accumulate(slice(0, 9), half, torch.zeros(9, 1, 1).double())
         factors.update_roots(None)
-    torch.testing.assert_close(whole.packed, pieces.packed)
+    torch.testing.assert_close(whole.pairs.tensors(slice(None)), pieces.pairs.tensors(slice(None)))
 
 
 def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -82,22 +82,22 @@ def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_refused_root_stays_the_last_good_one_and_is_solved_again_by_eigh(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = make(4, 3)
     first = torch.diag_embed(torch.rand(3, 4, dtype=torch.float64) * 0.1 + 1)
-    factors.accumulate(slice(0, 3), first, torch.zeros(3, 1, 1).double())
+    factors.pairs.accumulate(slice(0, 3), first, torch.zeros(3, 1, 1).double())
     factors.update_roots(None)
-    good = factors.inverse(slice(0, 3))
+    good = factors.pairs.inverse(slice(0, 3))
     fails_for_large(monkeypatch)
     second = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4).clone()
     second[1] = torch.eye(4)
-    factors.accumulate(slice(0, 3), second, torch.zeros(3, 1, 1).double())
+    factors.pairs.accumulate(slice(0, 3), second, torch.zeros(3, 1, 1).double())
     factors.update_roots(None)
     assert factors.failed.tolist() == [True, False, True]
     assert int(factors.failures) == 2
-    assert torch.equal(factors.inverse(slice(0, 3))[[0, 2]], good[[0, 2]])
+    assert torch.equal(factors.pairs.inverse(slice(0, 3))[[0, 2]], good[[0, 2]])
     for rescued in (2, 4):  # for as long as the solver fails
         factors.update_roots(None)
         assert factors.rescued == rescued
-        exact = exact_root(factors.factor(slice(0, 3)), 2, 1e-3)
-        torch.testing.assert_close(factors.inverse(slice(0, 3)), exact, rtol=1e-3, atol=0)
+        exact = exact_root(factors.pairs.factor(slice(0, 3)), 2, 1e-3)
+        torch.testing.assert_close(factors.pairs.inverse(slice(0, 3)), exact, rtol=1e-3, atol=0)
     monkeypatch.undo()
     for rescued in (6, 6):
         factors.update_roots(None)
@@ -109,12 +109,12 @@ def test_only_the_factors_that_are_due_are_rescued(monkeypatch: pytest.MonkeyPat
     factors = make(4, 3)
     fails_for_large(monkeypatch)
     half = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4)
-    factors.accumulate(slice(0, 3), half, torch.zeros(3, 1, 1).double())
+    factors.pairs.accumulate(slice(0, 3), half, torch.zeros(3, 1, 1).double())
     factors.update_roots(None)
     factors.update_roots(torch.tensor([1]))
     assert factors.rescued == 1
-    roots = factors.inverse(slice(0, 3))
-    torch.testing.assert_close(roots[[1]], exact_root(factors.factor(slice(1, 2)), 2, 1e-3))
+    roots = factors.pairs.inverse(slice(0, 3))
+    torch.testing.assert_close(roots[[1]], exact_root(factors.pairs.factor(slice(1, 2)), 2, 1e-3))
     assert torch.equal(roots[[0, 2]], torch.eye(4).double().expand(2, 4, 4))
 
 
@@ -139,3 +139,17 @@ def test_the_workspace_is_that_of_the_precision_that_a_device_takes() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert by_rule.needed(4, cpu) == true.needed(4, cpu) == true.needed(4, gpu)
     assert by_rule.needed(4, gpu) == mixed.needed(4, cpu) > true.needed(4, cpu)
+
+
+def test_folded_factors_keep_their_precision_and_roots_are_rounded_to_bfloat16() -> None:
+    keys = [FactorKey(6, 2, Minimax(), 1e-3, 0.0, "fp32", None, small) for small in (False, True)]
+    packed, folded = (Factors(key, 3, torch.float32, torch.device("cpu")) for key in keys)
+    every, some = slice(0, 3), torch.tensor([0, 2])
+    assert torch.equal(folded.pairs.inverse(every), torch.eye(6).expand(3, 6, 6))
+    for step in range(2):
+        half = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(step))
+        for factors in (packed, folded):
+            factors.pairs.accumulate(every, half, torch.full((3, 1, 1), 0.9 * step))
+            factors.update_roots(None if step == 0 else some)
+        assert torch.equal(folded.pairs.factor(every), packed.pairs.factor(every))
+        assert torch.equal(folded.pairs.inverse(every), packed.pairs.inverse(every).bfloat16().float())

@@ -27,7 +27,7 @@ def multiples_of_the_parameters(size: str, **options: Any) -> float:
         model = Llama(SIZES[size])
     defaults = Dash(parameters([(2, 2)]), **options).defaults
     elements = sum(
-        math.prod(shape) * (0.5 if options.get("state_dtype") == "bf16" and name.endswith("moment") else 1.0)
+        math.prod(shape) * (0.5 if options.get("state_dtype") == "bf16" and name.endswith(("moment", "_root")) else 1.0)
         for group in param_groups(model)
         for _, parameter in group["params"]
         for name, shape in layout(parameter, {**defaults, **group}).items()
@@ -37,10 +37,9 @@ def multiples_of_the_parameters(size: str, **options: Any) -> float:
 
 @pytest.mark.parametrize("size", ["llama-953m", "llama-1b", "llama-7b"])
 @pytest.mark.parametrize("block_size", [256, 512, 1024, 2048])
-def test_state_is_at_most_four_times_the_parameters_and_two_and_a_half_in_bfloat16(size: str, block_size: int) -> None:
+def test_state_is_at_most_four_times_the_parameters_and_twice_in_bfloat16(size: str, block_size: int) -> None:
     assert multiples_of_the_parameters(size, block_size=block_size) <= 4.0
-    if block_size <= 1024:
-        assert multiples_of_the_parameters(size, block_size=block_size, state_dtype="bf16") <= 2.5
+    assert multiples_of_the_parameters(size, block_size=block_size, state_dtype="bf16") <= 2.0
 
 
 def test_the_layout_is_what_is_allocated() -> None:
@@ -130,6 +129,7 @@ def test_a_step_stays_within_its_workspace(root: int, algorithm: str, monkeypatc
         {"solver": "coupled-newton"},
         {"solver": {"name": "minimax", "degree": 3}},
         {"precision": "fp16x3"},
+        {"state_dtype": "bf16"},
     ],
     ids=str,
 )

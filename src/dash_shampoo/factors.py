@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import accumulate, temporaries
+from dash_shampoo.kernels import temporaries
+from dash_shampoo.pairs import Folded, Packed
 from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision
 from dash_shampoo.watch import Watch
 
@@ -41,6 +42,7 @@ class FactorKey(NamedTuple):
     epsilon: float
     precision: str
     max_workspace: int | None
+    small: bool = False  # inverse roots in bfloat16, see `Folded`
 
     def needed(self, itemsize: int, device: torch.device) -> int:
         """Bytes beside the state that the inverse root of one factor takes."""
@@ -57,11 +59,8 @@ class FactorKey(NamedTuple):
 class Factors:
     """The factors L and R of all blocks that share a `FactorKey`, and their inverse roots.
 
-    A factor and its inverse root are symmetric, so one (b + 1, b) array holds both: the factor's lower triangle from
-    the second row on, the inverse root's upper triangle up to the last row but one. This halves the state.
-
     Attributes:
-        packed: (n, b + 1, b) factors (zero at first) and inverse roots (the identity until the first `update_roots`).
+        pairs: the n factors (zero at first) and inverse roots (the identity until the first `update_roots`).
         residual: (n,) certified residual of each last root.
         failed: (n,) whether the solver's last root of a factor was refused by its certificate. The one before it stays
             then, and the next time an eigendecomposition stands in for the solver.
@@ -71,41 +70,30 @@ class Factors:
 
     def __init__(self, key: FactorKey, n: int, dtype: torch.dtype, device: torch.device) -> None:
         self.key = key
-        b = key.size
-        self.packed = torch.zeros(n, b + 1, b, dtype=dtype, device=device)
-        self.packed[:, :-1].diagonal(dim1=1, dim2=2).fill_(1)
-        self.lower = torch.ones(b, b, dtype=torch.bool, device=device).tril()
+        self.dtype = dtype
+        self.device = device
+        kept = Folded if key.small else Packed
+        self.pairs: Packed | Folded = kept(n, key.size, dtype, device)
         self.residual = torch.zeros(n, dtype=dtype, device=device)
         self.failed = torch.zeros(n, dtype=torch.bool, device=device)
         self.failures = torch.zeros((), dtype=torch.int64, device=device)
         self.rescued = 0
         self._watch = Watch()
 
-    def factor(self, lanes: slice | Tensor) -> Tensor:
-        """The factors in ``lanes``, unpacked: (k, b, b)."""
-        own = self.packed[lanes][:, 1:]
-        return torch.where(self.lower, own, own.mT)
-
-    def inverse(self, lanes: slice | Tensor) -> Tensor:
-        """The inverse roots in ``lanes``, unpacked: (k, b, b)."""
-        own = self.packed[lanes][:, :-1]
-        return torch.where(self.lower.mT, own, own.mT)
-
-    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
-        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
-        accumulate(self.packed[lanes, 1:], half, keep, self.lower)
+    def __len__(self) -> int:
+        return len(self.failed)
 
     def update_roots(self, lanes: Tensor | None) -> None:
         """Recomputes the inverse roots of the factors in ``lanes`` (indices), or of all of them for ``None``.
 
         Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
         """
-        n = len(self.packed)
-        most = self.key.at_once(self.packed.itemsize, self.packed.device)
+        n = len(self)
+        most = self.key.at_once(self.dtype.itemsize, self.device)
         retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
         ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
         for some in ranges if lanes is None else lanes.split(most):
-            ok = self._solve(some, self.key.solver, self.packed.dtype)
+            ok = self._solve(some, self.key.solver, self.dtype)
             self.failed[some] = ~ok
             self.failures += (~ok).sum()
         if retry and lanes is not None:
@@ -122,19 +110,15 @@ class Factors:
     def _solve(self, lanes: slice | Tensor, solver: Solver, dtype: torch.dtype) -> Tensor:
         """Renews the inverse roots in ``lanes`` where the certificate allows it; returns where it does."""
         root = inverse_root(
-            self.factor(lanes).to(dtype),
+            self.pairs.factor(lanes).to(dtype),
             self.key.root,
             solver=solver,
             damping=self.key.damping,
             epsilon=self.key.epsilon,
             precision=self.key.precision,
         )
-        packed = self.packed[lanes]
-        own = packed[:, :-1]
-        torch.where(self.lower.mT & root.ok.view(-1, 1, 1), root.value.to(own.dtype), own, out=own)
-        if isinstance(lanes, Tensor):
-            self.packed.index_copy_(0, lanes, packed)
-        self.residual[lanes] = root.residual.to(own.dtype)
+        self.pairs.renew(lanes, root.value, root.ok)
+        self.residual[lanes] = root.residual.to(self.dtype)
         return root.ok
 
 
@@ -149,20 +133,14 @@ class Side(NamedTuple):
         start = self.lanes.start
         return Side(self.factors, slice(start + lanes.start, start + lanes.stop))
 
-    @property
-    def packed(self) -> Tensor:
-        """The side's packed factors and inverse roots: (blocks, b + 1, b)."""
-        return self.factors.packed[self.lanes]
-
-    @property
-    def failed(self) -> Tensor:
-        """Whether each last root was refused: (blocks,)."""
-        return self.factors.failed[self.lanes]
+    def tensors(self) -> dict[str, Tensor]:
+        """The side's state, by what follows the side's name in its name; ``_failed``: (blocks,)."""
+        return {**self.factors.pairs.tensors(self.lanes), "_failed": self.factors.failed[self.lanes]}
 
     def accumulate(self, half: Tensor, keep: Tensor) -> None:
         """factor <- keep factor + half half^T, for ``half`` (blocks, b, m) and ``keep`` (blocks, 1, 1)."""
-        self.factors.accumulate(self.lanes, half, keep)
+        self.factors.pairs.accumulate(self.lanes, half, keep)
 
     def inverse(self) -> Tensor:
         """The inverse roots: (blocks, b, b)."""
-        return self.factors.inverse(self.lanes)
+        return self.factors.pairs.inverse(self.lanes)

@@ -14,6 +14,7 @@ from dash_shampoo.blocks import Span, Tile, grids, pieces, stack_shape, tiles
 from dash_shampoo.factors import FactorKey
 from dash_shampoo.grafting import METHODS
 from dash_shampoo.roots import resolve_solver
+from dash_shampoo.triangles import folded_shape
 
 # A tile is what a device owns. Larger grids of blocks are cut, so that neither the workspace nor the balance between
 # devices hangs on one parameter; and a matrix makes up to this many tiles, for the sake of small models.
@@ -129,7 +130,7 @@ def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Til
         if not plain:
             sides = (rows >= columns, rows < columns) if vector else preconditioned(key.block, group)
             left, right = (
-                _factor_key(group, size, sum(sides)) if side else None
+                _factor_key(group, size, sum(sides), small) if side else None
                 for size, side in zip(key.block, sides, strict=True)
             )
             key = key._replace(left=left, right=right)
@@ -143,7 +144,7 @@ def _grafting(group: Mapping[str, Any], small: bool) -> str:
     return factored if small and factored in METHODS else str(group["grafting"])
 
 
-def _factor_key(group: Mapping[str, Any], size: int, sides: int) -> FactorKey:
+def _factor_key(group: Mapping[str, Any], size: int, sides: int, small: bool) -> FactorKey:
     return FactorKey(
         size=size,
         root=group["root"] or 2 * sides,
@@ -152,6 +153,7 @@ def _factor_key(group: Mapping[str, Any], size: int, sides: int) -> FactorKey:
         epsilon=group["epsilon"],
         precision=group["precision"],
         max_workspace=group["max_workspace"],
+        small=small,
     )
 
 
@@ -168,7 +170,10 @@ def layout(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[int, 
         if key.momentum:
             shapes[f"{name}.velocity"] = (n, r, c)
         for side, factor in key.factors.items():
-            shapes[f"{name}.{side}"] = (n, factor.size + 1, factor.size)
+            if factor.small:
+                shapes[f"{name}.{side}"] = shapes[f"{name}.{side}_root"] = (n, *folded_shape(factor.size))
+            else:
+                shapes[f"{name}.{side}"] = (n, factor.size + 1, factor.size)
             shapes[f"{name}.{side}_failed"] = (n,)
     return shapes
 

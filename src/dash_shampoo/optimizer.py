@@ -88,9 +88,9 @@ class Dash(Optimizer):
         on_nonfinite: what a gradient does that has a NaN or an infinity, or whose squared norm overflows: "skip" leaves
             its parameter and its state as they are at this step; "raise" stops before any parameter moves, for which it
             waits for the device at every step.
-        state_dtype: "bf16" keeps means of gradients and the momentum in bfloat16, and of the squares that Adam or
-            RMSprop grafting needs only row and column means: 2.5 times the parameters in place of 4. Factors, roots,
-            AdamW's squares and all of float64 parameters stay as they are.
+        state_dtype: "bf16" keeps means of gradients, the momentum and inverse roots in bfloat16, and row and column
+            means alone of the squares that Adam or RMSprop grafting needs: twice the parameters, as AdamW, in place of
+            4 times. Factors, AdamW's squares and all of float64 parameters stay as they are.
         max_workspace: bytes that a stage of the step may use beside the state; ``None`` is 64 MiB on a CPU, whose
             caches it suits, and 1 GiB elsewhere. It cannot go below tiles of 2^20 elements and single factors.
         process_group: processes that hold replicas of the parameters that are plain tensors, as under
@@ -283,7 +283,7 @@ class Dash(Optimizer):
         factors = [factors for bank in self._banks for factors in bank.factors.values()]
         return {
             "skipped": sum(int(bank.skipped.sum()) for bank in self._banks),
-            "roots": sum(len(each.packed) for each in factors),
+            "roots": sum(map(len, factors)),
             "roots_failed": sum(int(each.failures) for each in factors),
             "roots_failing": sum(int(each.failed.sum()) for each in factors),
             "roots_rescued": sum(each.rescued for each in factors),

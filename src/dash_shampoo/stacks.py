@@ -154,8 +154,7 @@ class Stack:
                 start = lanes.stop
                 views = {name: tensor[lanes] for name, tensor in tensors.items() if tensor is not None}
                 for name, side in self.sides.items():
-                    own = side.part(lanes)
-                    views[name], views[f"{name}_failed"] = own.packed, own.failed
+                    views |= {f"{name}{what}": view for what, view in side.part(lanes).tensors().items()}
                 yield member.place, {f"{tile}.{name}": view for name, view in views.items()}
 
 
@@ -314,10 +313,10 @@ class Bank:
                     lane += member.tile.blocks
         for key, lanes in chosen.items():
             factors = self.factors[key]
-            if len(lanes) == len(factors.packed):
+            if len(lanes) == len(factors):
                 yield factors, None
             elif lanes:
-                yield factors, torch.tensor(lanes, device=factors.packed.device)
+                yield factors, torch.tensor(lanes, device=factors.device)
 
     def states(self) -> list[dict[str, Tensor]]:
         """The state of each parameter: views of the bank's tensors, for the tiles that this process owns."""

@@ -28,11 +28,12 @@ def test_a_schedule_takes_the_whole_spectrum_to_its_root(p: int, exponent: float
     low = 10.0**exponent
     steps = schedule(p, low)
     x = torch.logspace(0, 1, 4001, base=TOP / low, dtype=torch.float64) * low
+    rounding = 1e-12 + 4 * 2.0**-53 / low  # in float64, which the smallest eigenvalues have amplified
     root, chain = torch.ones_like(x), x.clone()
     for step in steps:
         factor = sum(c * chain**k for k, c in enumerate(step.coefficients))
         root, chain = root * factor, chain * factor**p
-    assert (root * x ** (1 / p) - 1).abs().max() <= steps[-1].error * (1 + 1e-4) + 1e-12
+    assert (root * x ** (1 / p) - 1).abs().max() <= steps[-1].error * (1 + 1e-4) + rounding
     assert steps[-1].error <= 3e-3
 
 

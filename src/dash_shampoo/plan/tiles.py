@@ -24,6 +24,8 @@ KINDS = {
     "statistic": "statistics",
     "left": "factors",
     "right": "factors",
+    "left_root": "factors",
+    "right_root": "factors",
     "left_failed": "numbers",
     "right_failed": "numbers",
 }
@@ -104,7 +106,7 @@ def _state(
 def _dtype(tensor: str, key: StackKey, dtype: torch.dtype) -> torch.dtype:
     if KINDS[tensor] == "numbers":
         return torch.bool
-    return moment_dtype(key, dtype) if tensor in ("moment", "velocity") else dtype
+    return moment_dtype(key, dtype) if tensor in ("moment", "velocity", "left_root", "right_root") else dtype
 
 
 def _work(tiles: Sequence[tuple[StackKey, Tile, str]], update_every: int, itemsize: int) -> dict[str, Real]:

@@ -1,0 +1,85 @@
+"""How a factor and its inverse root are kept: together in one array, or each by one triangle in a dtype of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dash_shampoo.kernels import accumulate, bmm
+from dash_shampoo.triangles import fold, folded_shape, unfold
+
+Lanes = slice | Tensor  # a range, or indices
+
+
+class Packed:
+    """A factor and its inverse root, both symmetric, in one (b + 1, b) array each.
+
+    The factor is the lower triangle from the second row on, the inverse root the upper triangle up to the last row but
+    one. Factors are zero at first, inverse roots the identity.
+    """
+
+    def __init__(self, n: int, b: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._arrays = torch.zeros(n, b + 1, b, dtype=dtype, device=device)
+        self._arrays[:, :-1].diagonal(dim1=1, dim2=2).fill_(1)
+        self._lower = torch.ones(b, b, dtype=torch.bool, device=device).tril()
+
+    def tensors(self, lanes: slice) -> dict[str, Tensor]:
+        """The state in ``lanes``, by what follows the side's name in its name."""
+        return {"": self._arrays[lanes]}
+
+    def factor(self, lanes: Lanes) -> Tensor:
+        """The factors: (k, b, b)."""
+        own = self._arrays[lanes][:, 1:]
+        return torch.where(self._lower, own, own.mT)
+
+    def inverse(self, lanes: Lanes) -> Tensor:
+        """The inverse roots: (k, b, b)."""
+        own = self._arrays[lanes][:, :-1]
+        return torch.where(self._lower.mT, own, own.mT)
+
+    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
+        accumulate(self._arrays[lanes, 1:], half, keep, self._lower)
+
+    def renew(self, lanes: Lanes, root: Tensor, ok: Tensor) -> None:
+        """Takes those inverse roots (k, b, b) that are ``ok`` (k,)."""
+        arrays = self._arrays[lanes]
+        own = arrays[:, :-1]
+        torch.where(self._lower.mT & ok.view(-1, 1, 1), root.to(own.dtype), own, out=own)
+        if isinstance(lanes, Tensor):
+            self._arrays.index_copy_(0, lanes, arrays)
+
+
+class Folded:
+    """Factors in float32 and inverse roots in bfloat16, one triangle of each: three quarters of `Packed`.
+
+    Inverse roots bear the rounding; factors, whose small eigenvalues decide the roots, do not (docs/choices.md).
+    """
+
+    def __init__(self, n: int, b: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._size = b
+        self._factors = torch.zeros(n, *folded_shape(b), dtype=dtype, device=device)
+        eye = fold(torch.eye(b, dtype=torch.bfloat16, device=device).unsqueeze(0))
+        self._roots = eye.repeat(n, 1, 1)
+
+    def tensors(self, lanes: slice) -> dict[str, Tensor]:
+        """The state in ``lanes``, by what follows the side's name in its name."""
+        return {"": self._factors[lanes], "_root": self._roots[lanes]}
+
+    def factor(self, lanes: Lanes) -> Tensor:
+        """The factors: (k, b, b)."""
+        return unfold(self._factors[lanes], self._size)
+
+    def inverse(self, lanes: Lanes) -> Tensor:
+        """The inverse roots: (k, b, b)."""
+        return unfold(self._roots[lanes], self._size).to(self._factors.dtype)
+
+    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
+        factor = bmm(half, half.mT).addcmul_(self.factor(lanes), keep)
+        self._factors[lanes] = fold(factor)
+
+    def renew(self, lanes: Lanes, root: Tensor, ok: Tensor) -> None:
+        """Takes those inverse roots (k, b, b) that are ``ok`` (k,)."""
+        own = fold(root.to(torch.bfloat16))
+        self._roots[lanes] = torch.where(ok.view(-1, 1, 1), own, self._roots[lanes])
