@@ -286,6 +286,17 @@ def test_operations_do_not_grow_with_the_number_of_layers(solver: str) -> None:
     assert sum(many.values()) - sum(few.values()) <= 12 * 30
 
 
+@pytest.mark.parametrize("layers", [4, 16, 64])
+def test_a_step_without_roots_takes_few_calls(layers: int) -> None:
+    params = parameters([(32, 32)] * layers, torch.float32)
+    optimizer = Dash(params, block_size=8, update_every=100)
+    for step in range(3):
+        give_gradients(params, step)
+        with CountOperations() as mode:
+            optimizer.step()
+    assert sum(mode.counts.values()) <= 120
+
+
 class ForbidSynchronisation(CountOperations):
     """Fails on operations that make the host wait for the device."""
 
