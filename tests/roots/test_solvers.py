@@ -127,14 +127,15 @@ def test_chebyshev_knows_how_good_it_is() -> None:
     assert largest_error(4, 1e-4, 60) > 0.05
 
 
-def test_eigh_falls_back_block_by_block_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [torch.linalg.LinAlgError, RuntimeError])
+def test_eigh_falls_back_block_by_block_in_float64(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     eigh = torch.linalg.eigh
     calls: list[tuple[int, torch.dtype]] = []
 
     def fails_in_batches_and_in_float32(matrix: Tensor) -> Any:
         calls.append((matrix.ndim, matrix.dtype))
         if matrix.ndim == 3 or (matrix.dtype == torch.float32 and matrix[0, 0] > 2):
-            raise torch.linalg.LinAlgError("did not converge")
+            raise error("did not converge")
         return eigh(matrix)
 
     monkeypatch.setattr(torch.linalg, "eigh", fails_in_batches_and_in_float32)
@@ -142,6 +143,15 @@ def test_eigh_falls_back_block_by_block_in_float64(monkeypatch: pytest.MonkeyPat
     values, _ = _decompose(A)
     torch.testing.assert_close(values, torch.tensor([1.0, 3.0, 2.0]).view(3, 1).expand(3, 3))
     assert calls.count((2, torch.float64)) == 1
+
+
+def test_eigh_does_not_hide_that_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(matrix: Tensor) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        _decompose(torch.eye(3).unsqueeze(0))
 
 
 def test_eigh_gives_up_on_one_matrix_only(monkeypatch: pytest.MonkeyPatch) -> None:

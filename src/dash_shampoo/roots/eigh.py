@@ -37,7 +37,9 @@ def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(usable.unsqueeze(2), matrix, identity_like(matrix))
     try:
         values, vectors = torch.linalg.eigh(safe)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # of which LinAlgError is one; some backends raise no other
         pairs = [_decompose_alone(one) for one in safe]
         values, vectors = torch.stack([value for value, _ in pairs]), torch.stack([vector for _, vector in pairs])
     return values.masked_fill(~usable, torch.nan), vectors
@@ -47,7 +49,9 @@ def _decompose_alone(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for dtype in (matrix.dtype, torch.float64):
         try:
             values, vectors = torch.linalg.eigh(matrix.to(dtype))
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
             continue
         return values.to(matrix.dtype), vectors.to(matrix.dtype)
     return matrix.new_full(matrix.shape[:1], torch.nan), torch.full_like(matrix, torch.nan)
