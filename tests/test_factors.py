@@ -13,13 +13,17 @@ from torch import Tensor
 from dash_shampoo import Dash
 from dash_shampoo.factors import FactorKey, Factors
 from dash_shampoo.roots import Minimax
+from dash_shampoo.slabs import Slot
 from tests.roots.matrices import exact_root
 from tests.test_optimizer import give_gradients, parameters
 
 
 def make(size: int, n: int, **changes: Any) -> Factors:
     key = FactorKey(size, 2, Minimax(), 1e-3, 0.0, "fp32", None)
-    return Factors(key._replace(**changes), n, torch.float64, torch.device("cpu"))
+    factors = Factors(key._replace(**changes), [Slot(0, "tile0.left", n)], torch.float64, torch.device("cpu"))
+    for slab in factors.slabs:
+        slab.allocate()
+    return factors
 
 
 def halves(n: int, size: int) -> Tensor:
@@ -32,7 +36,7 @@ def test_factors_and_inverses_share_an_array_without_touching_each_other(
 ) -> None:
     factors = make(size, n)
     assert torch.equal(factors.pairs.inverse(slice(0, n)), torch.eye(size).double().expand(n, size, size))
-    assert sum(kept.numel() for kept in factors.pairs.tensors(slice(None)).values()) == n * size * (size + 1)
+    assert sum(slab.tensor.numel() for slab in factors.pairs.slabs) == n * size * (size + 1)
     expected = torch.zeros(n, size, size, dtype=torch.float64)
     for _ in range(3):
         start = data.draw(st.integers(0, n - 1))
@@ -61,7 +65,8 @@ def test_roots_in_pieces_equal_roots_at_once() -> None:
     for factors in (whole, pieces):
         factors.pairs.accumulate(slice(0, 9), half, torch.zeros(9, 1, 1).double())
         factors.update_roots(None)
-    torch.testing.assert_close(whole.pairs.tensors(slice(None)), pieces.pairs.tensors(slice(None)))
+    for one, other in zip(whole.slabs, pieces.slabs, strict=True):
+        torch.testing.assert_close(one.tensor, other.tensor)
 
 
 def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:

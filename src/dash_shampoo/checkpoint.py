@@ -21,6 +21,7 @@ from dash_shampoo.layout import layout, state_dtype
 from dash_shampoo.names import bare_name
 from dash_shampoo.options import names, normalise
 from dash_shampoo.parallel.ownership import Ownership
+from dash_shampoo.stacks import Bank
 
 
 class Held:
@@ -86,19 +87,39 @@ def _copied(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
     return copied
 
 
-def restore(views: Mapping[str, Tensor], old: Mapping[str, Any], name: str) -> None:
-    """Copies an earlier state into the stacks' views; of a parameter that had none, each keeps its first value.
+def take_over(
+    state: dict[Any, Any], banks: list[Bank], before: list[Bank], called: Mapping[int, str], *, as_it_was: bool
+) -> None:
+    """Has banks take what stands in an optimizer's state, and leaves there what the banks serve.
+
+    Args:
+        state: of the optimizer, by parameter.
+        banks: of all parameters.
+        before: those that may hold the state now.
+        called: the parameters' names by their ids, for messages.
+        as_it_was: whether parameters and options are those that the state was made for. Else what the options ask for
+            now may be missing, and begins anew.
 
     Raises:
-        ValueError: a tensor does not fit its view, or a tile is missing.
+        ValueError: an entry does not fit, or one is missing. Nothing has been taken then.
     """
-    shapes = {key: tuple(view.shape) for key, view in views.items()}
-    check_fit(old, shapes, name)
-    kept = {key: shape for key, shape in shapes.items() if tile_of(key) is None or key.endswith(".moment")}
-    check_complete(old, kept, {str(tile_of(key)) for key in kept}, name)
-    for key, view in views.items():
-        if key in old:
-            view.copy_(old[key])
+    own: dict[Any, dict[str, Any]] = {}
+    for bank in banks:
+        for parameter, shapes in zip(bank.parameters, bank.shapes(), strict=True):
+            own[parameter] = entries = state.get(parameter, {})
+            check_fit(entries, shapes, called[id(parameter)])
+            needed = {key: s for key, s in shapes.items() if as_it_was or tile_of(key) is None or ".moment" in key}
+            check_complete(entries, needed, {str(tile_of(key)) for key in needed}, called[id(parameter)])
+    slabs = {slab.first: slab for bank in before for slab in bank.slabs}
+    for bank in banks:
+        states = [own[parameter] for parameter in bank.parameters]
+        bank.take(states, slabs)
+        for entries, shapes in zip(states, bank.shapes(), strict=True):
+            entries["age"] = int(entries.get("age", 0))
+            for key in [key for key in entries if tile_of(key) is not None and key not in shapes]:
+                del entries[key]
+    state.clear()
+    state.update(own)
 
 
 def _by_name(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:

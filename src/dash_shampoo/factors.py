@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from dash_shampoo.kernels import temporaries
 from dash_shampoo.pairs import Folded, Packed
 from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision
+from dash_shampoo.slabs import Slab, Slot
 from dash_shampoo.watch import Watch
 
 
@@ -62,26 +64,37 @@ class Factors:
     Attributes:
         pairs: the n factors (zero at first) and inverse roots (the identity until the first `update_roots`).
         residual: (n,) certified residual of each last root.
-        failed: (n,) whether the solver's last root of a factor was refused by its certificate. The one before it stays
-            then, and the next time an eigendecomposition stands in for the solver.
         failures: how many roots have been refused so far, a tensor on the factors' device.
         rescued: how many factors have been solved again by the safer route.
     """
 
-    def __init__(self, key: FactorKey, n: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, key: FactorKey, slots: Sequence[Slot], dtype: torch.dtype, device: torch.device) -> None:
         self.key = key
         self.dtype = dtype
         self.device = device
         kept = Folded if key.small else Packed
-        self.pairs: Packed | Folded = kept(n, key.size, dtype, device)
-        self.residual = torch.zeros(n, dtype=dtype, device=device)
-        self.failed = torch.zeros(n, dtype=torch.bool, device=device)
+        self.pairs: Packed | Folded = kept(slots, key.size, dtype, device)
+        self._failed = Slab([slot._replace(key=f"{slot.key}_failed") for slot in slots], (), torch.bool, device)
+        self.residual = torch.zeros(len(self._failed), dtype=dtype, device=device)
         self.failures = torch.zeros((), dtype=torch.int64, device=device)
         self.rescued = 0
         self._watch = Watch()
 
     def __len__(self) -> int:
-        return len(self.failed)
+        return len(self._failed)
+
+    @property
+    def slabs(self) -> list[Slab]:
+        """The state of the factors."""
+        return [*self.pairs.slabs, self._failed]
+
+    @property
+    def failed(self) -> Tensor:
+        """Whether the solver's last root of each factor was refused by its certificate: (n,).
+
+        The one before it stays then, and the next time an eigendecomposition stands in for the solver.
+        """
+        return self._failed.tensor
 
     def update_roots(self, lanes: Tensor | None) -> None:
         """Recomputes the inverse roots of the factors in ``lanes`` (indices), or of all of them for ``None``.
@@ -132,10 +145,6 @@ class Side(NamedTuple):
         """The side of a range of the stack's blocks."""
         start = self.lanes.start
         return Side(self.factors, slice(start + lanes.start, start + lanes.stop))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The side's state, by what follows the side's name in its name; ``_failed``: (blocks,)."""
-        return {**self.factors.pairs.tensors(self.lanes), "_failed": self.factors.failed[self.lanes]}
 
     def accumulate(self, half: Tensor, keep: Tensor) -> None:
         """factor <- keep factor + half half^T, for ``half`` (blocks, b, m) and ``keep`` (blocks, 1, 1)."""

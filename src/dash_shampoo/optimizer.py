@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, overload
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
-from dash_shampoo.checkpoint import match, release, restore
+from dash_shampoo.checkpoint import match, release, take_over
 from dash_shampoo.options import (
     check_parameters,
     check_process_group,
@@ -208,7 +208,10 @@ class Dash(Optimizer):
             self._ownership = Ownership(self.__dict__.pop("_worlds"))
             self._had_matrices = [has_matrices(group) for group in self.param_groups]
             self._agreement = Agreement()
-        self._banks, self._arrangement, self._checked, self._warned = [], None, [], False
+            self._banks = []
+        for bank in self._banks:
+            bank.forget()
+        self._arrangement, self._checked, self._warned = None, [], False
 
     def __getstate__(self) -> dict[str, Any]:
         self._make_ready_to_save()
@@ -281,11 +284,12 @@ class Dash(Optimizer):
             how often a float64 eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
         """
         factors = [factors for bank in self._banks for factors in bank.factors.values()]
+        entries = [entry for state in self.state.values() for entry in state.items()]
         return {
-            "skipped": sum(int(bank.skipped.sum()) for bank in self._banks),
+            "skipped": _total(value for key, value in entries if key == "skipped"),
             "roots": sum(map(len, factors)),
             "roots_failed": sum(int(each.failures) for each in factors),
-            "roots_failing": sum(int(each.failed.sum()) for each in factors),
+            "roots_failing": _total(value for key, value in entries if key.endswith("_failed")),
             "roots_rescued": sum(each.rescued for each in factors),
             "residual": max((float(each.residual.max()) for each in factors if len(each.residual)), default=0.0),
         }
@@ -313,7 +317,17 @@ class Dash(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._arrange()
+        try:
+            self._arrange()
+            self._move()
+        finally:
+            for bank in self._banks:
+                bank.close()
+        self._warn_of_skipped_steps()
+        return loss
+
+    def _move(self) -> None:
+        """The step, once the stacks are as they should be."""
         banks = [bank for bank in self._banks if bank.takes_part()]
         ages = [self._ages(bank) for bank in banks]
         surveys = [bank.survey() for bank in banks]
@@ -325,8 +339,6 @@ class Dash(Optimizer):
         for bank, own in zip(banks, taken, strict=True):
             bank.end(own)
         self._settle([bank for bank in banks if bank.world.size == 1])
-        self._warn_of_skipped_steps()
-        return loss
 
     def _refuse_nonfinite(self, bank: Bank, survey: Survey) -> None:
         """Raises for gradients that are not finite, where their groups ask for it; only that waits for the device."""
@@ -356,7 +368,7 @@ class Dash(Optimizer):
             )
 
     def _arrange(self) -> None:
-        """Makes the stacks follow the parameters and options, if those have changed; the state moves along."""
+        """Makes the stacks follow the parameters, the options and the state, if one of them has changed."""
         self._settle()
         self._check_options()
         self._agreement.check()
@@ -364,7 +376,10 @@ class Dash(Optimizer):
         sparse = any(
             parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in parameters
         )
-        if self._signature(parameters) == self._arrangement and not sparse:
+        signature = self._signature(parameters)
+        if signature == self._arrangement and not sparse:
+            if not all(bank.holds([self.state.get(p, {}) for p in bank.parameters]) for bank in self._banks):
+                take_over(self.state, self._banks, self._banks, names(self.param_groups), as_it_was=True)
             return
         check_parameters(self.param_groups)
         refuse_flattened(self.param_groups, self._had_matrices)
@@ -374,17 +389,8 @@ class Dash(Optimizer):
         self._agreement.compare(entries, called, self._wire)
         self._warn_of_stale_parameters(entries, called)
         banks = arrange(entries, self._wire)
-        state: dict[Tensor, dict[str, Any]] = {}
-        for bank in banks:
-            for parameter, views in zip(bank.parameters, bank.states(), strict=True):
-                old = self.state.get(parameter, {})
-                restore(views, old, called[id(parameter)])
-                state[parameter] = {"age": old.get("age", 0), **views}
-            for factors in bank.factors.values():
-                factors.watch()
-        self.state.clear()
-        self.state.update(state)
-        self._banks, self._arrangement = banks, self._signature(parameters)
+        take_over(self.state, banks, self._banks, called, as_it_was=False)
+        self._banks, self._arrangement = banks, signature
         self._agreement.follow([(bank.census, bank.parameters) for bank in banks])
 
     def _check_options(self) -> None:
@@ -430,11 +436,8 @@ class Dash(Optimizer):
         return parameter.requires_grad and self._ownership.worlds.of(parameter).size > 1
 
     def _signature(self, entries: list[tuple[Tensor, dict[str, Any]]]) -> tuple[Any, ...]:
-        """What the stacks depend on. A parameter whose state was taken out of ``self.state`` starts anew."""
-        parameters = [
-            (id(p), p.device, p.dtype, p.shape, id(self.state.get(p)), "age" in self.state.get(p, ()))
-            for p, _ in entries
-        ]
+        """What the stacks depend on, but for the state."""
+        parameters = [(id(p), p.device, p.dtype, p.shape) for p, _ in entries]
         return parameters, [(id(group), structure(group)) for group in self.param_groups]
 
     def _ages(self, bank: Bank) -> list[int]:
@@ -451,6 +454,14 @@ class Dash(Optimizer):
                 state = self.state.get(parameter, {})
                 if came and "age" in state:  # or the user has taken it out
                     state["age"] += 1
+
+
+def _total(tensors: Iterable[Tensor]) -> int:
+    """The sum of all elements, wherever they are."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device, []).append(tensor.flatten())
+    return sum(int(torch.cat(own).sum()) for own in found.values())
 
 
 def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:

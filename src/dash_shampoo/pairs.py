@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import accumulate, bmm
+from dash_shampoo.slabs import Slab, Slot
 from dash_shampoo.triangles import fold, folded_shape, unfold
 
 Lanes = slice | Tensor  # a range, or indices
@@ -18,14 +21,13 @@ class Packed:
     one. Factors are zero at first, inverse roots the identity.
     """
 
-    def __init__(self, n: int, b: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._arrays = torch.zeros(n, b + 1, b, dtype=dtype, device=device)
-        self._arrays[:, :-1].diagonal(dim1=1, dim2=2).fill_(1)
+    def __init__(self, slots: Sequence[Slot], b: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slabs = (Slab(slots, (b + 1, b), dtype, device, _begin),)
         self._lower = torch.ones(b, b, dtype=torch.bool, device=device).tril()
 
-    def tensors(self, lanes: slice) -> dict[str, Tensor]:
-        """The state in ``lanes``, by what follows the side's name in its name."""
-        return {"": self._arrays[lanes]}
+    @property
+    def _arrays(self) -> Tensor:
+        return self.slabs[0].tensor
 
     def factor(self, lanes: Lanes) -> Tensor:
         """The factors: (k, b, b)."""
@@ -50,21 +52,32 @@ class Packed:
             self._arrays.index_copy_(0, lanes, arrays)
 
 
+def _begin(arrays: Tensor) -> None:
+    arrays.zero_()[:, :-1].diagonal(dim1=1, dim2=2).fill_(1)
+
+
 class Folded:
     """Factors in float32 and inverse roots in bfloat16, one triangle of each: three quarters of `Packed`.
 
     Inverse roots bear the rounding; factors, whose small eigenvalues decide the roots, do not (docs/choices.md).
     """
 
-    def __init__(self, n: int, b: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, slots: Sequence[Slot], b: int, dtype: torch.dtype, device: torch.device) -> None:
         self._size = b
-        self._factors = torch.zeros(n, *folded_shape(b), dtype=dtype, device=device)
         eye = fold(torch.eye(b, dtype=torch.bfloat16, device=device).unsqueeze(0))
-        self._roots = eye.repeat(n, 1, 1)
+        roots = [slot._replace(key=f"{slot.key}_root") for slot in slots]
+        self.slabs = (
+            Slab(slots, folded_shape(b), dtype, device),
+            Slab(roots, folded_shape(b), torch.bfloat16, device, lambda kept: kept.copy_(eye)),
+        )
 
-    def tensors(self, lanes: slice) -> dict[str, Tensor]:
-        """The state in ``lanes``, by what follows the side's name in its name."""
-        return {"": self._factors[lanes], "_root": self._roots[lanes]}
+    @property
+    def _factors(self) -> Tensor:
+        return self.slabs[0].tensor
+
+    @property
+    def _roots(self) -> Tensor:
+        return self.slabs[1].tensor
 
     def factor(self, lanes: Lanes) -> Tensor:
         """The factors: (k, b, b)."""

@@ -8,6 +8,7 @@ workspace; the stages of the step work on one part at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -26,6 +27,7 @@ from dash_shampoo.parallel.replicated import Replicated
 from dash_shampoo.parallel.runs import Member, Run, runs
 from dash_shampoo.parallel.sharded import Sharded
 from dash_shampoo.parallel.world import World
+from dash_shampoo.slabs import Slab, Slot, State
 from dash_shampoo.watch import Watch
 
 Runs = list[tuple[Run, Carrier]]  # each with the carrier that takes charge of it
@@ -42,9 +44,8 @@ class Part:
         self.dtype = stack.dtype
         self.runs = runs
         self.members = [member for run, _ in runs for member in run.members]
-        self.moment = stack.moment[lanes]  # (n, r, c)
-        self.statistic = stack.statistic[lanes] if stack.statistic is not None else None
-        self.velocity = stack.velocity[lanes] if stack.velocity is not None else None
+        self._slabs = stack.slabs
+        self._lanes = lanes
         sides = {name: side.part(lanes) for name, side in stack.sides.items()}
         self.sides = list(sides.values())
         self.left, self.right = sides.get("left"), sides.get("right")
@@ -55,6 +56,21 @@ class Part:
         for _, alike in groupby(self.members, key=lambda member: id(member.group)):
             own = list(alike)
             self._groups.append((own[0].group, sum(member.tile.blocks for member in own)))
+
+    @property
+    def moment(self) -> Tensor:
+        """Running mean of the gradients: (n, r, c)."""
+        return self._slabs["moment"].tensor[self._lanes]
+
+    @property
+    def statistic(self) -> Tensor | None:
+        """What the grafting method keeps, if it keeps anything: (n, ...)."""
+        return self._slabs["statistic"].tensor[self._lanes] if "statistic" in self._slabs else None
+
+    @property
+    def velocity(self) -> Tensor | None:
+        """Momentum of the update, if the groups ask for it: (n, r, c)."""
+        return self._slabs["velocity"].tensor[self._lanes] if "velocity" in self._slabs else None
 
     def has_gradients(self) -> bool:
         """Whether any member may have a gradient at this step."""
@@ -70,7 +86,7 @@ class Part:
         if all(value == values[0] for value in values):
             return values[0]
         spread = [value for value, (_, count) in zip(values, self._groups, strict=True) for _ in range(count)]
-        return torch.tensor(spread, dtype=self.dtype, device=self.moment.device).view(-1, 1, 1)
+        return torch.tensor(spread, dtype=self.dtype, device=self.owner.device).view(-1, 1, 1)
 
     def where(self, flags: list[bool]) -> bool | Tensor:
         """One flag per parameter of the bank, for this part's blocks: a bool where they agree, else (n, 1, 1)."""
@@ -112,9 +128,8 @@ class Stack:
     """All blocks that share a `StackKey`, and their state.
 
     Attributes:
-        moment: (n, r, c) running mean of the gradients.
-        statistic: (n, ...) what the grafting method keeps, if it keeps anything.
-        velocity: (n, r, c) momentum of the update, if the groups ask for it.
+        slabs: what there is of "moment" (n, r, c), the running mean of the gradients, "statistic" (n, ...), what the
+            grafting method keeps, and "velocity" (n, r, c), the momentum of the update.
         sides: "left" and "right" factors of the blocks, those that they have, as ranges of the bank's `Factors`.
         parts: ranges of the stack that fit the workspace.
     """
@@ -130,32 +145,31 @@ class Stack:
         self.key = key
         self.sides = sides
         self.grafting: Grafting | None = METHODS[key.grafting]
-        sizes = [sum(run.blocks for run, _ in portion) for portion in portions]
-        n = sum(sizes)
-        shape = (n, *key.block)
         self.dtype = dtype
-        self.moment = torch.zeros(shape, dtype=moment_dtype(key, dtype), device=device)
+        small = moment_dtype(key, dtype)
+        self.slabs = {"moment": Slab(_slots(portions, "moment"), key.block, small, device)}
         kept = None if self.grafting is None else self.grafting.shape(*key.block)
-        self.statistic = None if kept is None else torch.zeros(n, *kept, dtype=dtype, device=device)
-        self.velocity = torch.zeros_like(self.moment) if key.momentum else None
+        if kept is not None:
+            self.slabs["statistic"] = Slab(_slots(portions, "statistic"), kept, dtype, device)
+        if key.momentum:
+            self.slabs["velocity"] = Slab(_slots(portions, "velocity"), key.block, small, device)
+        sizes = [sum(run.blocks for run, _ in portion) for portion in portions]
         starts = accumulate(sizes, initial=0)
         self.parts = [
             Part(self, portion, slice(start, start + size), device)
             for portion, start, size in zip(portions, starts, sizes, strict=False)
         ]
 
-    def states(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """For each tile the place of its parameter in the bank, and the views of this stack that are its state."""
-        start = 0
-        tensors = {"moment": self.moment, "statistic": self.statistic, "velocity": self.velocity}
-        for member in (member for part in self.parts for member in part.members):
-            for tile, blocks in member.names:
-                lanes = slice(start, start + blocks)
-                start = lanes.stop
-                views = {name: tensor[lanes] for name, tensor in tensors.items() if tensor is not None}
-                for name, side in self.sides.items():
-                    views |= {f"{name}{what}": view for what, view in side.part(lanes).tensors().items()}
-                yield member.place, {f"{tile}.{name}": view for name, view in views.items()}
+
+def _slots(portions: list[Runs], name: str) -> list[Slot]:
+    """The places of a stack's entries of one name, in the order of its blocks."""
+    return [
+        Slot(member.place, f"{tile}.{name}", blocks)
+        for portion in portions
+        for run, _ in portion
+        for member in run.members
+        for tile, blocks in member.names
+    ]
 
 
 def _most(key: StackKey, dtype: torch.dtype, device: torch.device) -> int:
@@ -169,8 +183,6 @@ class Bank:
     Attributes:
         parameters: those it serves, in the order of the groups.
         groups: of each parameter.
-        steps: (p,) steps that each parameter has taken.
-        skipped: (p,) steps that each parameter has skipped because its gradient was not finite.
         stacks: one per `StackKey`, of the blocks that this process owns.
         factors: one per `FactorKey`.
     """
@@ -196,21 +208,39 @@ class Bank:
                 member = Member(parameter, place, group, tile, ((name, tile.blocks),), held)
                 members.setdefault((key, owner), []).append(member)
         self.census = Census(world, placements, dtype, device)
-        self.steps = torch.zeros(len(self.parameters), dtype=dtype, device=device)
-        self.skipped = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
+        places = range(len(self.parameters))
+        self._steps = Slab([Slot(place, "step", 0) for place in places], (), dtype, device)
+        self._skipped = Slab([Slot(place, "skipped", 0) for place in places], (), torch.int64, device)
         self._watch = Watch()
         shared: dict[StackKey, list[Runs]] = {}
         for (key, owner), some in members.items():
             portions = [self._carried(portion, owner, wire) for portion in runs(some, _most(key, dtype, device))]
             if owner == world.rank:
                 shared[key] = portions
-        self.factors = self._allocate_factors(shared, device)
-        self.stacks = self._allocate_stacks(shared, device)
+        self.factors = self._make_factors(shared, device)
+        self.stacks = self._make_stacks(shared, device)
 
     @property
     def parts(self) -> list[Part]:
         """The parts of all stacks."""
         return [part for stack in self.stacks for part in stack.parts]
+
+    @property
+    def steps(self) -> Tensor:
+        """Steps that each parameter has taken: (p,)."""
+        return self._steps.tensor
+
+    @property
+    def skipped(self) -> Tensor:
+        """Steps that each parameter has skipped because its gradient was not finite: (p,)."""
+        return self._skipped.tensor
+
+    @cached_property
+    def slabs(self) -> list[Slab]:
+        """All of the bank's state."""
+        stacks = [slab for stack in self.stacks for slab in stack.slabs.values()]
+        factors = [slab for factors in self.factors.values() for slab in factors.slabs]
+        return [self._steps, self._skipped, *stacks, *factors]
 
     def _carried(self, portion: list[Run], owner: int, wire: torch.dtype) -> Runs:
         """Runs that the process of a rank owns, each with the carrier that takes charge of it."""
@@ -229,24 +259,41 @@ class Bank:
             self._carriers[kind] = kind(self.world, wire, self.dtype, self.device)
         return self._carriers[kind]
 
-    def _allocate_factors(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> dict[FactorKey, Factors]:
-        counts: dict[FactorKey, int] = {}
+    def _make_factors(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> dict[FactorKey, Factors]:
+        slots: dict[FactorKey, list[Slot]] = {}
         for key, portions in shared.items():
-            for factor in key.factors.values():
-                counts[factor] = counts.get(factor, 0) + _blocks(portions)
-        return {key: Factors(key, n, self.dtype, device) for key, n in counts.items()}
+            for side, factor in key.factors.items():
+                slots.setdefault(factor, []).extend(_slots(portions, side))
+        return {key: Factors(key, own, self.dtype, device) for key, own in slots.items()}
 
-    def _allocate_stacks(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> list[Stack]:
+    def _make_stacks(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> list[Stack]:
         taken = dict.fromkeys(self.factors, 0)
         stacks = []
         for key, portions in shared.items():
-            n = _blocks(portions)
+            n = sum(run.blocks for portion in portions for run, _ in portion)
             sides = {}
             for side, factor in key.factors.items():
                 sides[side] = Side(self.factors[factor], slice(taken[factor], taken[factor] + n))
                 taken[factor] += n
             stacks.append(Stack(key, portions, sides, self.dtype, device))
         return stacks
+
+    def holds(self, states: list[State]) -> bool:
+        """Whether parameters' states, in the order of `parameters`, are the bank's own still; if so, opens the bank."""
+        counted = all(type(state.get("age")) is int for state in states)
+        return counted and all(slab.holds(states) for slab in self.slabs)
+
+    def take(self, states: list[State], others: Mapping[int, Slab]) -> None:
+        """Takes parameters' states into the bank, one slab after another, and opens it; see `Slab.take`."""
+        for slab in self.slabs:
+            slab.take(states, others)
+        for factors in self.factors.values():
+            factors.watch()
+
+    def close(self) -> None:
+        """Leaves the state to those who hold its entries."""
+        for slab in self.slabs:
+            slab.close()
 
     def expects(self, place: int) -> bool:
         """Whether to reckon with a gradient of a parameter: with one of other processes, where there are any."""
@@ -271,8 +318,8 @@ class Bank:
     def admit(self, survey: Survey) -> Tensor:
         """Which parameters take this step, 1 or 0 (p,): those with a good gradient. Counts the step for each."""
         taken = survey.good.to(self.dtype)
-        self.skipped += survey.present & ~survey.good
-        self.steps += taken
+        self.skipped.add_(survey.present & ~survey.good)
+        self.steps.add_(taken)
         self._watch.post(self.skipped.sum())
         return taken
 
@@ -318,20 +365,13 @@ class Bank:
             elif lanes:
                 yield factors, torch.tensor(lanes, device=factors.device)
 
-    def states(self) -> list[dict[str, Tensor]]:
-        """The state of each parameter: views of the bank's tensors, for the tiles that this process owns."""
-        states: list[dict[str, Tensor]] = [
-            {"step": step, "skipped": skipped}
-            for step, skipped in zip(self.steps.unbind(), self.skipped.unbind(), strict=True)
-        ]
-        for stack in self.stacks:
-            for place, views in stack.states():
-                states[place].update(views)
-        return states
-
-
-def _blocks(portions: list[Runs]) -> int:
-    return sum(run.blocks for portion in portions for run, _ in portion)
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """The shapes of the tensors in each parameter's state, by their names, of those that this process owns."""
+        found: list[dict[str, tuple[int, ...]]] = [{} for _ in self.parameters]
+        for slab in self.slabs:
+            for slot in slab.slots:
+                found[slot.place][slot.key] = slab.shape_of(slot)
+        return found
 
 
 def arrange(entries: Iterable[Entry], wire: torch.dtype | None) -> list[Bank]:
