@@ -18,40 +18,62 @@ from tests.roots.matrices import exact_root
 from tests.test_optimizer import give_gradients, parameters
 
 
-def make(size: int, n: int, **changes: Any) -> Factors:
-    key = FactorKey(size, 2, Minimax(), 1e-3, 0.0, "fp32", None)
-    factors = Factors(key._replace(**changes), [Slot(0, "tile0.left", n)], torch.float64, torch.device("cpu"))
+def allocated(key: FactorKey, *sizes: int, dtype: torch.dtype = torch.float64) -> Factors:
+    """Factors of sides with so many blocks each."""
+    slots = [[Slot(0, f"tile{i}.left", size)] for i, size in enumerate(sizes)]
+    factors = Factors(key, slots, dtype, torch.device("cpu"))
     for slab in factors.slabs:
         slab.allocate()
     return factors
+
+
+def make(size: int, *sizes: int, **changes: Any) -> Factors:
+    return allocated(FactorKey(size, 2, Minimax(), 1e-3, 0.0, "fp32", None)._replace(**changes), *sizes)
+
+
+def factor(factors: Factors) -> Tensor:
+    return torch.cat([side.pairs.factor(slice(None)) for side in factors.sides])
+
+
+def inverse(factors: Factors) -> Tensor:
+    return torch.cat([side.inverse() for side in factors.sides])
+
+
+def accumulate(factors: Factors, half: Tensor, keep: Tensor) -> None:
+    for side in factors.sides:
+        count = len(side.inverse())
+        side.accumulate(half[side.start : side.start + count], keep[side.start : side.start + count])
 
 
 def halves(n: int, size: int) -> Tensor:
     return torch.randn(n, size, 2 * size, dtype=torch.float64)
 
 
-@given(size=st.integers(1, 7), n=st.integers(1, 5), data=st.data())
+@given(size=st.integers(1, 7), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), data=st.data())
 def test_factors_and_inverses_share_an_array_without_touching_each_other(
-    size: int, n: int, data: st.DataObject
+    size: int, sizes: list[int], data: st.DataObject
 ) -> None:
-    factors = make(size, n)
-    assert torch.equal(factors.pairs.inverse(slice(0, n)), torch.eye(size).double().expand(n, size, size))
-    assert sum(slab.tensor.numel() for slab in factors.pairs.slabs) == n * size * (size + 1)
+    n = sum(sizes)
+    factors = make(size, *sizes)
+    assert torch.equal(inverse(factors), torch.eye(size).double().expand(n, size, size))
+    kept = [slab for side in factors.sides for slab in side.pairs.slabs]
+    assert sum(slab.tensor.numel() for slab in kept) == n * size * (size + 1)
     expected = torch.zeros(n, size, size, dtype=torch.float64)
     for _ in range(3):
-        start = data.draw(st.integers(0, n - 1))
-        lanes = slice(start, data.draw(st.integers(start + 1, n)))
-        half = halves(lanes.stop - start, size)
-        inverse = factors.pairs.inverse(slice(0, n))
-        factors.pairs.accumulate(lanes, half, torch.full((len(half), 1, 1), 0.5).double())
-        expected[lanes] = 0.5 * expected[lanes] + half @ half.mT
-        torch.testing.assert_close(factors.pairs.factor(slice(0, n)), expected)
-        assert torch.equal(factors.pairs.inverse(slice(0, n)), inverse)
-    before = factors.pairs.factor(slice(0, n))
-    chosen = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
-    factors.update_roots(torch.tensor(chosen))
-    assert torch.equal(factors.pairs.factor(slice(0, n)), before)
-    roots = factors.pairs.inverse(slice(0, n))
+        side = data.draw(st.sampled_from(factors.sides))
+        count = len(side.inverse())
+        half = halves(count, size)
+        before = inverse(factors)
+        side.accumulate(half, torch.full((count, 1, 1), 0.5).double())
+        own = slice(side.start, side.start + count)
+        expected[own] = 0.5 * expected[own] + half @ half.mT
+        torch.testing.assert_close(factor(factors), expected)
+        assert torch.equal(inverse(factors), before)
+    before = factor(factors)
+    chosen = sorted(data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)))
+    factors.update_roots(chosen)
+    assert torch.equal(factor(factors), before)
+    roots = inverse(factors)
     for lane in range(n):
         if lane in chosen and expected[lane].any():
             torch.testing.assert_close(roots[lane], exact_root(before[[lane]], 2, 1e-3)[0], rtol=1e-2, atol=1e-2)
@@ -59,14 +81,15 @@ def test_factors_and_inverses_share_an_array_without_touching_each_other(
             torch.testing.assert_close(roots[lane], torch.eye(size).double())
 
 
-def test_roots_in_pieces_equal_roots_at_once() -> None:
-    whole, pieces = make(6, 9), make(6, 9, max_workspace=1)
+@pytest.mark.parametrize("sizes", [(9,), (4, 5), (1,) * 9])
+def test_roots_in_pieces_equal_roots_at_once(sizes: tuple[int, ...]) -> None:
+    whole, pieces = make(6, 9), make(6, *sizes, max_workspace=1)
     half = halves(9, 6)
     for factors in (whole, pieces):
-        factors.pairs.accumulate(slice(0, 9), half, torch.zeros(9, 1, 1).double())
-        factors.update_roots(None)
-    for one, other in zip(whole.slabs, pieces.slabs, strict=True):
-        torch.testing.assert_close(one.tensor, other.tensor)
+        accumulate(factors, half, torch.zeros(9, 1, 1).double())
+        factors.update_roots(range(9))
+    torch.testing.assert_close(inverse(whole), inverse(pieces))
+    assert torch.equal(factor(whole), factor(pieces))
 
 
 def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -85,41 +108,41 @@ def fails_for_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_refused_root_stays_the_last_good_one_and_is_solved_again_by_eigh(monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = make(4, 3)
+    factors = make(4, 1, 2)
     first = torch.diag_embed(torch.rand(3, 4, dtype=torch.float64) * 0.1 + 1)
-    factors.pairs.accumulate(slice(0, 3), first, torch.zeros(3, 1, 1).double())
-    factors.update_roots(None)
-    good = factors.pairs.inverse(slice(0, 3))
+    accumulate(factors, first, torch.zeros(3, 1, 1).double())
+    factors.update_roots(range(3))
+    good = inverse(factors)
     fails_for_large(monkeypatch)
     second = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4).clone()
     second[1] = torch.eye(4)
-    factors.pairs.accumulate(slice(0, 3), second, torch.zeros(3, 1, 1).double())
-    factors.update_roots(None)
+    accumulate(factors, second, torch.zeros(3, 1, 1).double())
+    factors.update_roots(range(3))
     assert factors.failed.tolist() == [True, False, True]
     assert int(factors.failures) == 2
-    assert torch.equal(factors.pairs.inverse(slice(0, 3))[[0, 2]], good[[0, 2]])
+    assert torch.equal(inverse(factors)[[0, 2]], good[[0, 2]])
     for rescued in (2, 4):  # for as long as the solver fails
-        factors.update_roots(None)
+        factors.update_roots(range(3))
         assert factors.rescued == rescued
-        exact = exact_root(factors.pairs.factor(slice(0, 3)), 2, 1e-3)
-        torch.testing.assert_close(factors.pairs.inverse(slice(0, 3)), exact, rtol=1e-3, atol=0)
+        exact = exact_root(factor(factors), 2, 1e-3)
+        torch.testing.assert_close(inverse(factors), exact, rtol=1e-3, atol=0)
     monkeypatch.undo()
     for rescued in (6, 6):
-        factors.update_roots(None)
+        factors.update_roots(range(3))
         assert factors.rescued == rescued
     assert not factors.failed.any()
 
 
 def test_only_the_factors_that_are_due_are_rescued(monkeypatch: pytest.MonkeyPatch) -> None:
-    factors = make(4, 3)
+    factors = make(4, 1, 2)
     fails_for_large(monkeypatch)
     half = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(3, 4, 4)
-    factors.pairs.accumulate(slice(0, 3), half, torch.zeros(3, 1, 1).double())
-    factors.update_roots(None)
-    factors.update_roots(torch.tensor([1]))
+    accumulate(factors, half, torch.zeros(3, 1, 1).double())
+    factors.update_roots(range(3))
+    factors.update_roots([1])
     assert factors.rescued == 1
-    roots = factors.pairs.inverse(slice(0, 3))
-    torch.testing.assert_close(roots[[1]], exact_root(factors.pairs.factor(slice(1, 2)), 2, 1e-3))
+    roots = inverse(factors)
+    torch.testing.assert_close(roots[[1]], exact_root(factor(factors)[[1]], 2, 1e-3))
     assert torch.equal(roots[[0, 2]], torch.eye(4).double().expand(2, 4, 4))
 
 
@@ -148,13 +171,12 @@ def test_the_workspace_is_that_of_the_precision_that_a_device_takes() -> None:
 
 def test_folded_factors_keep_their_precision_and_roots_are_rounded_to_bfloat16() -> None:
     keys = [FactorKey(6, 2, Minimax(), 1e-3, 0.0, "fp32", None, small) for small in (False, True)]
-    packed, folded = (Factors(key, 3, torch.float32, torch.device("cpu")) for key in keys)
-    every, some = slice(0, 3), torch.tensor([0, 2])
-    assert torch.equal(folded.pairs.inverse(every), torch.eye(6).expand(3, 6, 6))
+    packed, folded = (allocated(key, 2, 1, dtype=torch.float32) for key in keys)
+    assert torch.equal(inverse(folded), torch.eye(6).expand(3, 6, 6))
     for step in range(2):
         half = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(step))
         for factors in (packed, folded):
-            factors.pairs.accumulate(every, half, torch.full((3, 1, 1), 0.9 * step))
-            factors.update_roots(None if step == 0 else some)
-        assert torch.equal(folded.pairs.factor(every), packed.pairs.factor(every))
-        assert torch.equal(folded.pairs.inverse(every), packed.pairs.inverse(every).bfloat16().float())
+            accumulate(factors, half, torch.full((3, 1, 1), 0.9 * step))
+            factors.update_roots([0, 1, 2] if step == 0 else [0, 2])
+        assert torch.equal(factor(folded), factor(packed))
+        assert torch.equal(inverse(folded), inverse(packed).bfloat16().float())

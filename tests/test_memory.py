@@ -6,12 +6,12 @@ import math
 import platform
 import subprocess
 import sys
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dash_shampoo import Dash, param_groups
@@ -61,40 +61,30 @@ def test_the_layout_is_what_is_allocated() -> None:
 
 
 class Live(TorchDispatchMode):
-    """Follows the bytes of tensors that are made inside and are still alive."""
+    """Follows the bytes of memory that is taken inside and not free yet, and of that which tensors have before."""
 
-    def __init__(self) -> None:
+    def __init__(self, *tensors: Tensor) -> None:
         super().__init__()
-        self.holders: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
+        for tensor in tensors:
+            self._follow(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         old = {
-            t.untyped_storage().data_ptr()
-            for t in torch.utils._pytree.tree_leaves((args, kwargs))
-            if torch.is_tensor(t)
+            t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if torch.is_tensor(t)
         }
         result = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
-            if torch.is_tensor(tensor):
-                self._follow(tensor, old)
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in old:  # or else a view
+                self._follow(tensor)
         return result
 
-    def _follow(self, tensor: Tensor, old: set[int]) -> None:
+    def _follow(self, tensor: Tensor) -> None:
+        self.storages = {key: kept for key, kept in self.storages.items() if not kept[0].expired()}
         storage = tensor.untyped_storage()
-        key = storage.data_ptr()
-        if key in old and key not in self.holders:
-            return  # a view of something that was there before
-        self.holders[key] = self.holders.get(key, 0) + 1
-        self.sizes[key] = storage.nbytes()
-        self.peak = max(self.peak, sum(self.sizes.values()))
-        weakref.finalize(tensor, self._release, key)
-
-    def _release(self, key: int) -> None:
-        self.holders[key] -= 1
-        if not self.holders[key]:
-            del self.holders[key], self.sizes[key]
+        self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
 
 
 @pytest.mark.parametrize("root", [2, 4])
@@ -141,6 +131,95 @@ def test_roots_by_any_solver_and_precision_stay_within_the_workspace(options: di
         with Live() as live:
             optimizer.step()
     assert live.peak <= 1 << 20
+
+
+REARRANGED: list[tuple[int, int]] = [(256, 256)] * 12 + [(8, 8), (130, 500)]
+SPACE = 1 << 20  # the workspace
+
+
+def given(places: list[int], options: dict[str, Any]) -> tuple[Dash, list[nn.Parameter]]:
+    """An optimizer of which the parameters in these places have had a step."""
+    params: list[nn.Parameter] = parameters(REARRANGED, torch.float32)
+    optimizer = Dash(params, block_size=64, update_every=1, max_workspace=SPACE, **options)
+    give_gradients([params[i] for i in places], 0)
+    optimizer.step()
+    return optimizer, params
+
+
+def size(optimizer: Dash) -> int:
+    return sum(v.nbytes for own in optimizer.state.values() for v in own.values() if isinstance(v, Tensor))
+
+
+def peak_of_a_step(optimizer: Dash) -> int:
+    """Bytes of the state and of all that a step makes, at most."""
+    held = stacks(optimizer)
+    live = Live(*held)
+    del held
+    with live:
+        optimizer.step()
+    return live.peak
+
+
+def stacks(optimizer: Dash) -> list[Tensor]:
+    """What holds the state: tensors of the stacks, and entries that are in none."""
+    found = []
+    for slab in (slab for bank in optimizer._banks for slab in bank.slabs):
+        if slab.open():
+            found.append(slab.tensor)
+            slab.close()
+    inside = {entry.data_ptr() for bank in optimizer._banks for entry in bank.entries(optimizer.state)}
+    entries = [v for own in optimizer.state.values() for v in own.values() if isinstance(v, Tensor)]
+    return found + [entry for entry in entries if entry.data_ptr() not in inside]
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"state_dtype": "bf16"}, {"algorithm": "adamw"}], ids=str)
+@pytest.mark.parametrize(
+    "late",
+    [[12], [0], [5], [13], [2, 12, 13]],
+    ids=["another shape", "the first of many", "one of many", "the last", "several"],
+)
+def test_a_parameter_that_thaws_takes_no_second_state(
+    late: list[int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_module, "TILE_ELEMENTS", 1 << 14)
+    optimizer, params = given([i for i in range(len(REARRANGED)) if i not in late], options)
+    give_gradients(params, 1)
+    rearranged, usual = peak_of_a_step(optimizer), peak_of_a_step(optimizer)
+    assert usual > 5 * SPACE
+    assert rearranged <= max(usual, size(optimizer) + SPACE)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"state_dtype": "bf16"}], ids=str)
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_load_and_the_step_after_it_take_no_second_state(
+    stepped: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_module, "TILE_ELEMENTS", 1 << 14)
+    everything = list(range(len(REARRANGED)))
+    file = given(everything, options)[0].state_dict()
+    optimizer, params = given(everything if stepped else [], options)
+    give_gradients(params, 1)
+    held = stacks(optimizer)
+    with Live(*held) as loading:
+        optimizer.load_state_dict(file)
+    assert loading.peak - size(optimizer) <= (8 * len(REARRANGED) if stepped else 0)
+    del held
+    rearranged, usual = peak_of_a_step(optimizer), peak_of_a_step(optimizer)
+    assert rearranged <= max(usual, size(optimizer) + SPACE)
+
+
+@pytest.mark.parametrize("move", [Tensor.clone, Tensor.double], ids=["the same", "another dtype"])
+def test_a_state_that_users_have_moved_is_taken_without_a_second_one(
+    move: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_module, "TILE_ELEMENTS", 1 << 14)
+    optimizer, params = given(list(range(len(REARRANGED))), {})
+    for own in optimizer.state.values():
+        own |= {k: move(v) if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in own.items()}
+    moved = size(optimizer)
+    give_gradients(params, 1)
+    del own
+    assert peak_of_a_step(optimizer) <= moved + SPACE
 
 
 FAULTS = """

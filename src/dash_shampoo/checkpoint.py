@@ -25,23 +25,33 @@ from dash_shampoo.stacks import Bank
 
 
 class Held:
-    """A parameter's state on its way through the base class."""
+    """A parameter's state on its way through the base class.
 
-    def __init__(self, state: dict[str, Any]) -> None:
+    Attributes:
+        state: as it will be.
+        writes: tensors in it that are the optimizer's already, each with the values that it will have.
+    """
+
+    def __init__(self, state: dict[str, Any], writes: list[tuple[Tensor, Tensor]]) -> None:
         self.state = state
+        self.writes = writes
 
 
+@torch.no_grad()
 def release(state: dict[Any, Any]) -> None:
     """Opens the boxes of `match`: from here on the state is the optimizer's own."""
     for parameter, held in state.items():
         if isinstance(held, Held):
             state[parameter] = held.state
+            for target, source in held.writes:
+                target.copy_(source)
 
 
-def match(optimizer: Optimizer, ownership: Ownership, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a state dict in the order of the optimizer's own parameters, on their devices, checked and boxed.
+def match(optimizer: Optimizer, ownership: Ownership, banks: list[Bank], state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A state dict in the order of the optimizer's own parameters, on their devices, checked and boxed.
 
-    Nothing of the optimizer has changed when this is through, and nothing that comes after it can fail.
+    Nothing of the optimizer has changed when this is through, and nothing that comes after it can fail. Values are to
+    be written to the tensors that the optimizer has, where those fit: a second state beside them may find no memory.
 
     Raises:
         ValueError: the names differ, or a parameter's state does not fit it or is not complete.
@@ -68,23 +78,45 @@ def match(optimizer: Optimizer, ownership: Ownership, state_dict: dict[str, Any]
                 check_complete(states[i], shapes, owned, called[id(parameter)])
                 own = {key: v for key, v in states[i].items() if tile_of(key) is None or key in shapes}
                 fitting[i] = parameter, {key: v for key, v in own.items() if tile_of(key) in (None, *owned)}
-    held = {i: Held(_copied(own, parameter)) for i, (parameter, own) in fitting.items()}
+    now = optimizer.state
+    stacked: dict[int, Tensor] = {entry.data_ptr(): entry for bank in banks for entry in bank.entries(now)}
+    held = {i: _held(new, parameter, now.get(parameter, {}), stacked) for i, (parameter, new) in fitting.items()}
     return {**state_dict, "state": {**states, **held}, "param_groups": saved}
 
 
-def _copied(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
-    """A parameter's state on its device, with counts as the optimizer keeps them."""
-    copied = {
-        key: value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value
-        for key, value in state.items()
-    }
+def _held(state: Mapping[str, Any], parameter: Tensor, now: Mapping[str, Any], stacked: Mapping[int, Tensor]) -> Held:
+    """A parameter's state for its device, with counts as the optimizer keeps them.
+
+    Args:
+        state: that is loaded.
+        parameter: whose state it is.
+        now: the state that there is.
+        stacked: entries of the optimizer's whole state that the stacks hold, by their places in memory.
+    """
+    kept, writes = dict(state), []
     for key, dtype in (("step", state_dtype(parameter)), ("skipped", torch.int64)):
         if key in state:
-            number = copied[key].reshape(()) if isinstance(copied[key], Tensor) else copied[key]
-            copied[key] = torch.as_tensor(number, dtype=dtype, device=parameter.device)
+            number = state[key].reshape(()) if isinstance(state[key], Tensor) else state[key]
+            kept[key] = torch.as_tensor(number, dtype=dtype, device=parameter.device)
     if "age" in state:
-        copied["age"] = int(state["age"])
-    return copied
+        kept["age"] = int(state["age"])
+    for key, value in kept.items():
+        if not isinstance(value, Tensor):
+            continue
+        target = now.get(key)
+        if isinstance(target, Tensor) and stacked.get(target.data_ptr()) is target and _alike(target, value):
+            kept[key] = target
+            if value.data_ptr() != target.data_ptr() or value.stride() != target.stride():
+                # What lies in the state itself, under another name, might be written over before it is read.
+                lies_there = value.untyped_storage().data_ptr() in stacked
+                writes.append((target, value.clone() if lies_there else value))
+        else:
+            kept[key] = value.to(parameter.device, copy=True)
+    return Held(kept, writes)
+
+
+def _alike(target: Tensor, value: Tensor) -> bool:
+    return target.shape == value.shape and target.dtype == value.dtype
 
 
 def take_over(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -25,11 +28,12 @@ def workspace(most: int | None, device: torch.device) -> int:
     return 1 << 26 if device.type == "cpu" else 1 << 30
 
 
+@cache
 def keep_freed_memory() -> None:
     """Has the C library keep what a step frees for the next one, so that its pages are not faulted in anew each time.
 
     glibc gives free memory back to the system beyond twice the size of the largest block that was mapped and freed, of
-    those up to 32 MiB. One block of that size, never touched, is all it takes; other libraries do not mind.
+    those up to 32 MiB. One block of that size, never touched, is all it takes, once; other libraries do not mind.
     """
     torch.empty((1 << 25) - (1 << 16), dtype=torch.uint8, device="cpu")
 
@@ -62,19 +66,36 @@ class Factors:
     """The factors L and R of all blocks that share a `FactorKey`, and their inverse roots.
 
     Attributes:
-        pairs: the n factors (zero at first) and inverse roots (the identity until the first `update_roots`).
+        sides: of parts of the stacks, one after another; each has a range of the n factors.
         residual: (n,) certified residual of each last root.
         failures: how many roots have been refused so far, a tensor on the factors' device.
         rescued: how many factors have been solved again by the safer route.
     """
 
-    def __init__(self, key: FactorKey, slots: Sequence[Slot], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, key: FactorKey, slots: Sequence[Sequence[Slot]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Makes room for factors.
+
+        Args:
+            key: that they share.
+            slots: of the factors in the state, for each side.
+            dtype: of the factors.
+            device: of the factors.
+        """
         self.key = key
         self.dtype = dtype
         self.device = device
-        kept = Folded if key.small else Packed
-        self.pairs: Packed | Folded = kept(slots, key.size, dtype, device)
-        self._failed = Slab([slot._replace(key=f"{slot.key}_failed") for slot in slots], (), torch.bool, device)
+        kept: Callable[..., Packed | Folded] = Folded
+        if not key.small:
+            lower = torch.ones(key.size, key.size, dtype=torch.bool, device=device).tril()
+            kept = partial(Packed, lower=lower)
+        starts = accumulate((sum(slot.lanes for slot in own) for own in slots), initial=0)
+        self.sides = [
+            Side(key, start, kept(own, key.size, dtype, device)) for own, start in zip(slots, starts, strict=False)
+        ]
+        flags = [slot._replace(key=f"{slot.key}_failed") for own in slots for slot in own]
+        self._failed = Slab(flags, (), torch.bool, device)
         self.residual = torch.zeros(len(self._failed), dtype=dtype, device=device)
         self.failures = torch.zeros((), dtype=torch.int64, device=device)
         self.rescued = 0
@@ -86,7 +107,7 @@ class Factors:
     @property
     def slabs(self) -> list[Slab]:
         """The state of the factors."""
-        return [*self.pairs.slabs, self._failed]
+        return [*(slab for side in self.sides for slab in side.pairs.slabs), self._failed]
 
     @property
     def failed(self) -> Tensor:
@@ -96,23 +117,21 @@ class Factors:
         """
         return self._failed.tensor
 
-    def update_roots(self, lanes: Tensor | None) -> None:
-        """Recomputes the inverse roots of the factors in ``lanes`` (indices), or of all of them for ``None``.
+    def update_roots(self, lanes: Sequence[int]) -> None:
+        """Recomputes the inverse roots of the factors in ``lanes``, given in their order.
 
         Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
         """
-        n = len(self)
         most = self.key.at_once(self.dtype.itemsize, self.device)
-        retry = [i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed]
-        ranges = (slice(i, min(i + most, n)) for i in range(0, n, most))
-        for some in ranges if lanes is None else lanes.split(most):
+        failed = {i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed}
+        retry = [lane for lane in lanes if lane in failed]
+        for i in range(0, len(lanes), most):
+            some = lanes[i : i + most]
             ok = self._solve(some, self.key.solver, self.dtype)
-            self.failed[some] = ~ok
+            self.failed[_index(some, self.device)] = ~ok
             self.failures += (~ok).sum()
-        if retry and lanes is not None:
-            retry = sorted(set(retry) & set(lanes.tolist()))
-        for i in retry:
-            self._solve(slice(i, i + 1), Eigh(), torch.float64)
+        for lane in retry:
+            self._solve([lane], Eigh(), torch.float64)
         self.rescued += len(retry)
         self.watch()
 
@@ -120,36 +139,49 @@ class Factors:
         """Has the next `update_roots` look after the factors that have failed up to now."""
         self._watch.post(self.failed)
 
-    def _solve(self, lanes: slice | Tensor, solver: Solver, dtype: torch.dtype) -> Tensor:
+    def _solve(self, lanes: Sequence[int], solver: Solver, dtype: torch.dtype) -> Tensor:
         """Renews the inverse roots in ``lanes`` where the certificate allows it; returns where it does."""
+        places = list(self._places(lanes))
         root = inverse_root(
-            self.pairs.factor(lanes).to(dtype),
+            torch.cat([pairs.factor(own) for pairs, own, _ in places]).to(dtype),
             self.key.root,
             solver=solver,
             damping=self.key.damping,
             epsilon=self.key.epsilon,
             precision=self.key.precision,
         )
-        self.pairs.renew(lanes, root.value, root.ok)
-        self.residual[lanes] = root.residual.to(self.dtype)
+        counts = [count for _, _, count in places]
+        for (pairs, own, _), value, ok in zip(places, root.value.split(counts), root.ok.split(counts), strict=True):
+            pairs.renew(own, value, ok)
+        self.residual[_index(lanes, self.device)] = root.residual.to(self.dtype)
         return root.ok
+
+    def _places(self, lanes: Sequence[int]) -> Iterator[tuple[Packed | Folded, slice | Tensor, int]]:
+        """The pairs that ``lanes`` are of, each with their places among its own, and their number."""
+        starts = [side.start for side in self.sides]
+        for i, own in groupby(lanes, key=lambda lane: bisect_right(starts, lane) - 1):
+            places = [lane - starts[i] for lane in own]
+            yield self.sides[i].pairs, _index(places, self.device), len(places)
+
+
+def _index(lanes: Sequence[int], device: torch.device) -> slice | Tensor:
+    """What picks ``lanes``, given in their order, out of a tensor: a range, if they are one."""
+    if lanes[-1] - lanes[0] < len(lanes):
+        return slice(lanes[0], lanes[-1] + 1)
+    return torch.tensor(lanes, device=device)
 
 
 class Side(NamedTuple):
-    """The factors on one side of a stack's blocks."""
+    """The factors on one side of a part's blocks."""
 
-    factors: Factors
-    lanes: slice
-
-    def part(self, lanes: slice) -> Side:
-        """The side of a range of the stack's blocks."""
-        start = self.lanes.start
-        return Side(self.factors, slice(start + lanes.start, start + lanes.stop))
+    key: FactorKey
+    start: int  # of its lanes among those of the `Factors` of this key
+    pairs: Packed | Folded
 
     def accumulate(self, half: Tensor, keep: Tensor) -> None:
         """factor <- keep factor + half half^T, for ``half`` (blocks, b, m) and ``keep`` (blocks, 1, 1)."""
-        self.factors.pairs.accumulate(self.lanes, half, keep)
+        self.pairs.accumulate(half, keep)
 
     def inverse(self) -> Tensor:
         """The inverse roots: (blocks, b, b)."""
-        return self.factors.pairs.inverse(self.lanes)
+        return self.pairs.inverse()

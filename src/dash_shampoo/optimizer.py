@@ -265,7 +265,7 @@ class Dash(Optimizer):
         self._ownership.entries(self._parameters())
 
         def matched(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-            return match(self, self._ownership, state)
+            return match(self, self._ownership, self._banks, state)
 
         # Registered last, so that it sees what the user's own hooks make of the state.
         handle = self.register_load_state_dict_pre_hook(matched)
@@ -456,10 +456,11 @@ class Dash(Optimizer):
                     state["age"] += 1
 
 
-def _total(tensors: Iterable[Tensor]) -> int:
-    """The sum of all elements, wherever they are."""
+def _total(values: Iterable[Tensor | float]) -> int:
+    """The sum of numbers and of all elements of tensors, wherever they are."""
     found: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors:
+    for value in values:
+        tensor = torch.as_tensor(value)
         found.setdefault(tensor.device, []).append(tensor.flatten())
     return sum(int(torch.cat(own).sum()) for own in found.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,30 +22,30 @@ class Packed:
     one. Factors are zero at first, inverse roots the identity.
     """
 
-    def __init__(self, slots: Sequence[Slot], b: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, slots: Sequence[Slot], b: int, dtype: torch.dtype, device: torch.device, lower: Tensor) -> None:
         self.slabs = (Slab(slots, (b + 1, b), dtype, device, _begin),)
-        self._lower = torch.ones(b, b, dtype=torch.bool, device=device).tril()
+        self._lower = lower  # (b, b), True in the lower triangle
 
     @property
     def _arrays(self) -> Tensor:
         return self.slabs[0].tensor
 
     def factor(self, lanes: Lanes) -> Tensor:
-        """The factors: (k, b, b)."""
+        """The factors in ``lanes``: (k, b, b)."""
         own = self._arrays[lanes][:, 1:]
         return torch.where(self._lower, own, own.mT)
 
-    def inverse(self, lanes: Lanes) -> Tensor:
-        """The inverse roots: (k, b, b)."""
-        own = self._arrays[lanes][:, :-1]
+    def inverse(self) -> Tensor:
+        """The inverse roots: (n, b, b)."""
+        own = self._arrays[:, :-1]
         return torch.where(self._lower.mT, own, own.mT)
 
-    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
-        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
-        accumulate(self._arrays[lanes, 1:], half, keep, self._lower)
+    def accumulate(self, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (n, b, m) and ``keep`` (n, 1, 1)."""
+        accumulate(self._arrays[:, 1:], half, keep, self._lower)
 
     def renew(self, lanes: Lanes, root: Tensor, ok: Tensor) -> None:
-        """Takes those inverse roots (k, b, b) that are ``ok`` (k,)."""
+        """Takes those inverse roots (k, b, b) in ``lanes`` that are ``ok`` (k,)."""
         arrays = self._arrays[lanes]
         own = arrays[:, :-1]
         torch.where(self._lower.mT & ok.view(-1, 1, 1), root.to(own.dtype), own, out=own)
@@ -64,11 +65,10 @@ class Folded:
 
     def __init__(self, slots: Sequence[Slot], b: int, dtype: torch.dtype, device: torch.device) -> None:
         self._size = b
-        eye = fold(torch.eye(b, dtype=torch.bfloat16, device=device).unsqueeze(0))
         roots = [slot._replace(key=f"{slot.key}_root") for slot in slots]
         self.slabs = (
             Slab(slots, folded_shape(b), dtype, device),
-            Slab(roots, folded_shape(b), torch.bfloat16, device, lambda kept: kept.copy_(eye)),
+            Slab(roots, folded_shape(b), torch.bfloat16, device, partial(_begin_folded, b=b)),
         )
 
     @property
@@ -80,19 +80,23 @@ class Folded:
         return self.slabs[1].tensor
 
     def factor(self, lanes: Lanes) -> Tensor:
-        """The factors: (k, b, b)."""
+        """The factors in ``lanes``: (k, b, b)."""
         return unfold(self._factors[lanes], self._size)
 
-    def inverse(self, lanes: Lanes) -> Tensor:
-        """The inverse roots: (k, b, b)."""
-        return unfold(self._roots[lanes], self._size).to(self._factors.dtype)
+    def inverse(self) -> Tensor:
+        """The inverse roots: (n, b, b)."""
+        return unfold(self._roots, self._size).to(self._factors.dtype)
 
-    def accumulate(self, lanes: slice, half: Tensor, keep: Tensor) -> None:
-        """factor <- keep factor + half half^T, for ``half`` (k, b, m) and ``keep`` (k, 1, 1)."""
-        factor = bmm(half, half.mT).addcmul_(self.factor(lanes), keep)
-        self._factors[lanes] = fold(factor)
+    def accumulate(self, half: Tensor, keep: Tensor) -> None:
+        """factor <- keep factor + half half^T, for ``half`` (n, b, m) and ``keep`` (n, 1, 1)."""
+        factor = bmm(half, half.mT).addcmul_(unfold(self._factors, self._size), keep)
+        self._factors.copy_(fold(factor))
 
     def renew(self, lanes: Lanes, root: Tensor, ok: Tensor) -> None:
-        """Takes those inverse roots (k, b, b) that are ``ok`` (k,)."""
+        """Takes those inverse roots (k, b, b) in ``lanes`` that are ``ok`` (k,)."""
         own = fold(root.to(torch.bfloat16))
         self._roots[lanes] = torch.where(ok.view(-1, 1, 1), own, self._roots[lanes])
+
+
+def _begin_folded(roots: Tensor, b: int) -> None:
+    roots.copy_(fold(torch.eye(b, dtype=roots.dtype, device=roots.device).unsqueeze(0)))

@@ -57,14 +57,12 @@ def update_factors(part: Part, gradient: Tensor, live: Tensor, steps: Tensor) ->
 
 def update_moments(part: Part, gradient: Tensor, live: Tensor) -> None:
     """M <- beta1 M + (1 - beta1) G, and the grafting method's statistic."""
-    own = part.moment
-    moment = own.to(part.dtype)  # itself, unless it is kept in bfloat16
+    moment = part.moment.to(part.dtype)  # itself, unless it is kept in bfloat16
     moment.lerp_(gradient, (1 - part.option("beta1")) * live)
-    if moment is not own:
-        own.copy_(moment)
-    statistic = part.statistic
-    if part.grafting is not None and statistic is not None:
-        part.grafting.accumulate(statistic, gradient, live, part.option("graft_beta2"))
+    if moment is not part.moment:
+        part.moment.copy_(moment)
+    if part.grafting is not None and part.statistic is not None:
+        part.grafting.accumulate(part.statistic, gradient, live, part.option("graft_beta2"))
 
 
 def mean_gradient(part: Part, steps: Tensor) -> Tensor:
@@ -109,16 +107,16 @@ def direction(part: Part, steps: Tensor, started: bool | Tensor) -> Tensor:
     moment = mean_gradient(part, steps)
     step = grafted_step(part, moment, steps)
     if not part.sides or started is False:
-        return step.clone() if step.data_ptr() == part.moment.data_ptr() else step
+        return step.clone() if step is part.moment else step
     update = graft(part, precondition(part, moment), step)
     return torch.where(started, update, step) if isinstance(started, Tensor) else update
 
 
 def add_momentum(part: Part, update: Tensor, live: Tensor) -> Tensor:
     """V <- momentum V + U; returns V, or U + momentum V with Nesterov's look-ahead. (n, r, c)"""
-    velocity = part.velocity
-    if velocity is None:
+    if part.velocity is None:
         return update
     momentum = part.option("momentum")
+    velocity = part.velocity
     velocity.copy_(torch.where(live > 0, velocity * momentum + update, velocity))
     return update + velocity * momentum if part.key.nesterov else velocity.to(part.dtype, copy=True)

@@ -2,8 +2,8 @@
 
 The stages of a step want one tensor for all blocks of a shape. Users want entries that they can move, replace, save and
 let go one by one, by `optimizer.state` alone. So each entry is an alias: it has the memory of its range of the slab, in
-a storage of that size, and keeps the slab alive. The slab refers to its memory weakly. Once all of its entries have
-been replaced, its memory is free.
+a storage of that size, and keeps the slab's tensor alive. The slab refers to that weakly between steps. Once all of its
+entries have been replaced, its memory is free.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class Slab:
         self._device = device
         self._begin = begin
         self._memory: TensorWeakRef | None = None
+        self._tensor: Tensor | None = None
+        # Of the entries, which are the slab's as long as both are the same. A reference would keep their memory.
         self._ids: list[int] = []
         self._pointers: list[int] = []
-        self._tensor: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -76,9 +77,8 @@ class Slab:
 
     def allocate(self) -> Tensor:
         """New memory with first values, which lives until `close` if no entry has it."""
-        with torch.inference_mode(False), torch.no_grad():
-            self._tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-            self._begin(self._tensor)
+        self._tensor = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        self._begin(self._tensor)
         self._memory = TensorWeakRef(self._tensor)
         return self._tensor
 
@@ -112,7 +112,9 @@ class Slab:
         entries = self._entries(states)
         other = others.get(id(entries[0]))
         if other is not None and other._like(self) and other._holds(entries):
-            self._memory, self._tensor = other._memory, other._tensor
+            memory, tensor = other._memory, other.tensor
+            other.close()
+            self._memory, self._tensor = memory, tensor
             self._ids, self._pointers = other._ids, other._pointers
             return
         self._ids, self._pointers = [], []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -37,19 +37,25 @@ TEMPORARIES = 6
 
 
 class Part:
-    """A range of a stack's blocks with its runs: what the stages of the step work on."""
+    """Blocks of one shape that fit the workspace, with their state: what the stages of the step work on."""
 
-    def __init__(self, stack: Stack, runs: Runs, lanes: slice, device: torch.device) -> None:
-        self.key = stack.key
-        self.dtype = stack.dtype
+    def __init__(
+        self, key: StackKey, runs: Runs, sides: dict[str, Side], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.key = key
+        self.dtype = dtype
         self.runs = runs
         self.members = [member for run, _ in runs for member in run.members]
-        self._slabs = stack.slabs
-        self._lanes = lanes
-        sides = {name: side.part(lanes) for name, side in stack.sides.items()}
         self.sides = list(sides.values())
         self.left, self.right = sides.get("left"), sides.get("right")
-        self.grafting = stack.grafting
+        self.grafting: Grafting | None = METHODS[key.grafting]
+        small = moment_dtype(key, dtype)
+        kept = None if self.grafting is None else self.grafting.shape(*key.block)
+        self._slabs = {"moment": Slab(_slots(runs, "moment"), key.block, small, device)}
+        if kept is not None:
+            self._slabs["statistic"] = Slab(_slots(runs, "statistic"), kept, dtype, device)
+        if key.momentum:
+            self._slabs["velocity"] = Slab(_slots(runs, "velocity"), key.block, small, device)
         places = [member.place for member in self.members for _ in range(member.tile.blocks)]
         self.owner = torch.tensor(places, device=device)  # (n,)
         self._groups: list[tuple[Mapping[str, Any], int]] = []  # in a row, each with its number of blocks
@@ -58,19 +64,24 @@ class Part:
             self._groups.append((own[0].group, sum(member.tile.blocks for member in own)))
 
     @property
+    def slabs(self) -> list[Slab]:
+        """The state of the blocks, but for their factors."""
+        return list(self._slabs.values())
+
+    @property
     def moment(self) -> Tensor:
         """Running mean of the gradients: (n, r, c)."""
-        return self._slabs["moment"].tensor[self._lanes]
+        return self._slabs["moment"].tensor
 
     @property
     def statistic(self) -> Tensor | None:
         """What the grafting method keeps, if it keeps anything: (n, ...)."""
-        return self._slabs["statistic"].tensor[self._lanes] if "statistic" in self._slabs else None
+        return self._slabs["statistic"].tensor if "statistic" in self._slabs else None
 
     @property
     def velocity(self) -> Tensor | None:
         """Momentum of the update, if the groups ask for it: (n, r, c)."""
-        return self._slabs["velocity"].tensor[self._lanes] if "velocity" in self._slabs else None
+        return self._slabs["velocity"].tensor if "velocity" in self._slabs else None
 
     def has_gradients(self) -> bool:
         """Whether any member may have a gradient at this step."""
@@ -124,49 +135,11 @@ def _option(group: Mapping[str, Any], name: str) -> Any:
     return group["betas"][1] if name in ("beta2", "graft_beta2") else group[name]
 
 
-class Stack:
-    """All blocks that share a `StackKey`, and their state.
-
-    Attributes:
-        slabs: what there is of "moment" (n, r, c), the running mean of the gradients, "statistic" (n, ...), what the
-            grafting method keeps, and "velocity" (n, r, c), the momentum of the update.
-        sides: "left" and "right" factors of the blocks, those that they have, as ranges of the bank's `Factors`.
-        parts: ranges of the stack that fit the workspace.
-    """
-
-    def __init__(
-        self,
-        key: StackKey,
-        portions: list[Runs],
-        sides: dict[str, Side],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.key = key
-        self.sides = sides
-        self.grafting: Grafting | None = METHODS[key.grafting]
-        self.dtype = dtype
-        small = moment_dtype(key, dtype)
-        self.slabs = {"moment": Slab(_slots(portions, "moment"), key.block, small, device)}
-        kept = None if self.grafting is None else self.grafting.shape(*key.block)
-        if kept is not None:
-            self.slabs["statistic"] = Slab(_slots(portions, "statistic"), kept, dtype, device)
-        if key.momentum:
-            self.slabs["velocity"] = Slab(_slots(portions, "velocity"), key.block, small, device)
-        sizes = [sum(run.blocks for run, _ in portion) for portion in portions]
-        starts = accumulate(sizes, initial=0)
-        self.parts = [
-            Part(self, portion, slice(start, start + size), device)
-            for portion, start, size in zip(portions, starts, sizes, strict=False)
-        ]
-
-
-def _slots(portions: list[Runs], name: str) -> list[Slot]:
-    """The places of a stack's entries of one name, in the order of its blocks."""
+def _slots(runs: Runs, name: str) -> list[Slot]:
+    """The places of a part's entries of one name, in the order of its blocks."""
     return [
         Slot(member.place, f"{tile}.{name}", blocks)
-        for portion in portions
-        for run, _ in portion
+        for run, _ in runs
         for member in run.members
         for tile, blocks in member.names
     ]
@@ -183,7 +156,7 @@ class Bank:
     Attributes:
         parameters: those it serves, in the order of the groups.
         groups: of each parameter.
-        stacks: one per `StackKey`, of the blocks that this process owns.
+        parts: of the stack of each `StackKey`, with the blocks that this process owns.
         factors: one per `FactorKey`.
     """
 
@@ -218,12 +191,12 @@ class Bank:
             if owner == world.rank:
                 shared[key] = portions
         self.factors = self._make_factors(shared, device)
-        self.stacks = self._make_stacks(shared, device)
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts of all stacks."""
-        return [part for stack in self.stacks for part in stack.parts]
+        sides = {key: iter(factors.sides) for key, factors in self.factors.items()}
+        self.parts = [
+            Part(key, own, {name: next(sides[factor]) for name, factor in key.factors.items()}, dtype, device)
+            for key, portions in shared.items()
+            for own in portions
+        ]
 
     @property
     def steps(self) -> Tensor:
@@ -238,9 +211,9 @@ class Bank:
     @cached_property
     def slabs(self) -> list[Slab]:
         """All of the bank's state."""
-        stacks = [slab for stack in self.stacks for slab in stack.slabs.values()]
+        parts = [slab for part in self.parts for slab in part.slabs]
         factors = [slab for factors in self.factors.values() for slab in factors.slabs]
-        return [self._steps, self._skipped, *stacks, *factors]
+        return [self._steps, self._skipped, *parts, *factors]
 
     def _carried(self, portion: list[Run], owner: int, wire: torch.dtype) -> Runs:
         """Runs that the process of a rank owns, each with the carrier that takes charge of it."""
@@ -260,28 +233,25 @@ class Bank:
         return self._carriers[kind]
 
     def _make_factors(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> dict[FactorKey, Factors]:
-        slots: dict[FactorKey, list[Slot]] = {}
+        slots: dict[FactorKey, list[list[Slot]]] = {}
         for key, portions in shared.items():
-            for side, factor in key.factors.items():
-                slots.setdefault(factor, []).extend(_slots(portions, side))
+            for own in portions:
+                for side, factor in key.factors.items():
+                    slots.setdefault(factor, []).append(_slots(own, side))
         return {key: Factors(key, own, self.dtype, device) for key, own in slots.items()}
-
-    def _make_stacks(self, shared: dict[StackKey, list[Runs]], device: torch.device) -> list[Stack]:
-        taken = dict.fromkeys(self.factors, 0)
-        stacks = []
-        for key, portions in shared.items():
-            n = sum(run.blocks for portion in portions for run, _ in portion)
-            sides = {}
-            for side, factor in key.factors.items():
-                sides[side] = Side(self.factors[factor], slice(taken[factor], taken[factor] + n))
-                taken[factor] += n
-            stacks.append(Stack(key, portions, sides, self.dtype, device))
-        return stacks
 
     def holds(self, states: list[State]) -> bool:
         """Whether parameters' states, in the order of `parameters`, are the bank's own still; if so, opens the bank."""
         counted = all(type(state.get("age")) is int for state in states)
         return counted and all(slab.holds(states) for slab in self.slabs)
+
+    def entries(self, state: Mapping[Tensor, State]) -> Iterator[Tensor]:
+        """The entries of the optimizer's ``state`` that are the bank's own still."""
+        states = [state.get(parameter, {}) for parameter in self.parameters]
+        for slab in self.slabs:
+            if slab.holds(states):
+                yield from (states[slot.place][slot.key] for slot in slab.slots)
+                slab.close()
 
     def take(self, states: list[State], others: Mapping[int, Slab]) -> None:
         """Takes parameters' states into the bank, one slab after another, and opens it; see `Slab.take`."""
@@ -348,22 +318,19 @@ class Bank:
         """Whether a parameter has skipped a step, as far as the host knows without waiting for the device."""
         return bool(self._watch.read(wait=False))
 
-    def lanes_due(self, due: list[bool]) -> Iterator[tuple[Factors, Tensor | None]]:
-        """The factors that have lanes of parameters that are ``due`` (by index), with those lanes; ``None`` for all."""
+    def lanes_due(self, due: list[bool]) -> Iterator[tuple[Factors, list[int]]]:
+        """The factors that have lanes of parameters that are ``due`` (by index), with those lanes."""
         chosen: dict[FactorKey, list[int]] = {key: [] for key in self.factors}
         for part in self.parts:
             for side in part.sides:
-                lane = side.lanes.start
+                lane = side.start
                 for member in part.members:
                     if due[member.place]:
-                        chosen[side.factors.key] += range(lane, lane + member.tile.blocks)
+                        chosen[side.key] += range(lane, lane + member.tile.blocks)
                     lane += member.tile.blocks
         for key, lanes in chosen.items():
-            factors = self.factors[key]
-            if len(lanes) == len(factors):
-                yield factors, None
-            elif lanes:
-                yield factors, torch.tensor(lanes, device=factors.device)
+            if lanes:
+                yield self.factors[key], lanes
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """The shapes of the tensors in each parameter's state, by their names, of those that this process owns."""

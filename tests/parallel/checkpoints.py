@@ -209,3 +209,19 @@ def growing(strategy: str) -> list[Tensor]:
     optimizer.state.pop(first[1])  # it starts anew
     advance(model, optimizer, 8, 10)
     return [jobs.whole(parameter) for parameter in model.parameters()]
+
+
+def moved(strategy: str, move: bool) -> list[Tensor]:
+    """Trains, and in some steps moves entries of the state, different ones on each process."""
+    model, optimizer = make(strategy)
+    for step in range(8):
+        if move and step % 3 == dist.get_rank():
+            for own in optimizer.state.values():
+                own |= {key: value.clone() for key, value in own.items() if isinstance(value, Tensor)}
+        if move and step == 5:
+            for own in optimizer.state.values():
+                for value in own.values():
+                    if isinstance(value, Tensor):
+                        value.data = value.data.clone()
+        advance(model, optimizer, step, step + 1)
+    return [jobs.whole(parameter) for parameter in model.parameters()]

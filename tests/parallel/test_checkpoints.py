@@ -105,3 +105,13 @@ def test_the_part_of_another_process_is_refused(processes: Processes, tmp_path: 
 def test_groups_and_options_that_change_on_the_way(processes: Processes, strategy: str, size: int) -> None:
     (one,) = processes.run(checkpoints.growing, 1, "replicated")
     assert_equal(processes.run(checkpoints.growing, size, strategy), one)
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("replicated", 3), ("fsdp", 2), ("hsdp", 4)])
+def test_entries_that_are_moved_on_some_processes_go_on_to_the_bit(
+    processes: Processes, strategy: str, size: int
+) -> None:
+    for one, other in zip(
+        *(processes.run(checkpoints.moved, size, strategy, move) for move in (False, True)), strict=True
+    ):
+        assert_equal([other], one, rtol=0, atol=0)

@@ -67,7 +67,7 @@ def gather(optimizer: Optimizer, part: dict[str, Any], ownership: Ownership, to:
     for i, parameter in zip(ids, parameters, strict=True):
         world = ownership.worlds.of(parameter)
         here = here and to in (None, world.rank)
-        # A copy, since a view would be sent with all of its bank.
+        # A copy, since the state goes on changing.
         state = {
             key: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
             for key, value in part["state"].get(i, {}).items()
