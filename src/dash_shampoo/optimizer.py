@@ -460,7 +460,7 @@ def _total(values: Iterable[Tensor | float]) -> int:
     """The sum of numbers and of all elements of tensors, wherever they are."""
     found: dict[torch.device, list[Tensor]] = {}
     for value in values:
-        tensor = torch.as_tensor(value)
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
         found.setdefault(tensor.device, []).append(tensor.flatten())
     return sum(int(torch.cat(own).sum()) for own in found.values())
 

@@ -149,7 +149,7 @@ class Census:
     def _digest(self, options: str) -> Tensor:
         if self._options is None or self._options[0] != options:
             digest = int.from_bytes(hashlib.sha256(options.encode()).digest()[: BITS // 8], "big")
-            bits = torch.tensor([float(digest >> i & 1) for i in range(BITS)], dtype=self._copies.dtype)
+            bits = torch.tensor([float(digest >> i & 1) for i in range(BITS)], dtype=self._copies.dtype, device="cpu")
             self._options = options, bits.to(self._copies.device, non_blocking=True)
         return self._options[1]
 
