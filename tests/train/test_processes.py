@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def test_processes_share_the_threads_of_their_machine(monkeypatch: pytest.Monkey
     assert chosen == [2, 1, 5, 3]
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGINT as Python has it: shells start jobs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_of_several_processes_an_echo_of_a_signal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with interruptible(Processes(0, 2, 0, 2)) as received:
         for _ in range(3):
