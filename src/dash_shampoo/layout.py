@@ -83,8 +83,10 @@ def cut_thin(down: Span, across: Span) -> Iterator[tuple[Span, Span]]:
     """
     rows, columns = down.length, across.length
     short = min(rows, columns)
-    lengths = [size for size in range(2 * short, short - 1, -1) if not is_thin(short, size)]
-    if not is_thin(rows, columns) or not lengths:
+    lengths: list[int] = []
+    if is_thin(rows, columns):
+        lengths = [size for size in range(2 * short, short - 1, -1) if not is_thin(short, size)]
+    if not lengths:
         yield down, across
         return
     total = (across.pieces if rows == short else down.pieces) * max(rows, columns)

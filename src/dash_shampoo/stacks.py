@@ -1,8 +1,8 @@
-"""Stacks: equal blocks of all parameters in 3-D tensors, which own the optimizer's state.
+"""Stacks: equal blocks of all parameters in 3-D tensors, whose memory is that of the optimizer's state.
 
-A `Bank` holds everything of one device and dtype: which parameters it serves, how many steps each has taken, the
-`Stack` of each block shape and the `Factors` of each factor size. A `Part` is the range of a stack that fits the
-workspace; the stages of the step work on one part at a time.
+A `Bank` holds everything of one device and dtype: which parameters it serves, how many steps each has taken, the stack
+of each block shape and the `Factors` of each factor size. A `Part` is a range of a stack that fits the workspace; the
+stages of the step work on one part at a time.
 """
 
 from __future__ import annotations
@@ -219,9 +219,8 @@ class Bank:
         """Runs that the process of a rank owns, each with the carrier that takes charge of it."""
         found = []
         for run in portion:
-            held = run.members[0].held
-            carrier = self._carrier(held, wire)
-            carrier.add(run, owner, held)
+            carrier = self._carrier(run.held, wire)
+            carrier.add(run, owner)
             found.append((run, carrier))
         return found
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
-from dash_shampoo.parallel.boxes import Placement
-from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -43,7 +42,7 @@ class Carrier:
         self._device = device
         self._gradients: Gradients = []
 
-    def add(self, run: Run, owner: int, placement: Placement) -> None:
+    def add(self, run: Run, owner: int) -> None:
         """Takes charge of a run, whose owner has this rank in the world."""
 
     def has_gradient(self, place: int) -> bool:
@@ -65,7 +64,7 @@ class Carrier:
         if not there:
             return
         sources: list[Tensor] = [gradient for _, gradient in there]
-        staged = run.whole and _is_staged(run, self._device)
+        staged = _is_staged(run, self._device)
         if staged:
             target = blocks.view(-1, *run.shape) if run.in_rows else blocks.new_empty(len(run.members), *run.shape)
         else:
@@ -102,20 +101,15 @@ class Direct(Carrier):
         with Weights() as weights:
             pieces = []
             for run, blocks in runs:
-                if run.whole and _is_staged(run, self._device):
-                    updates = run.as_rectangles(blocks).view(-1, *run.shape).unbind()
-                    targets = [weights.whole(member.parameter) for member in run.members]
+                if _is_staged(run, self._device):
+                    updates, targets = run.as_rectangles(blocks), weights.of(run, run.box, run.box)
                 else:
-                    updates = run.as_tiles(blocks).unbind()
+                    updates = run.as_tiles(blocks)
                     targets = [run.tile.of(weights.stack(member.parameter, run.view)) for member in run.members]
-                pieces += [
-                    Piece(member.place, member.group, own, weight)
-                    for member, own, weight in zip(run.members, updates, targets, strict=True)
-                    if self.has_gradient(member.place)
-                ]
+                pieces += [piece for piece in pieces_of(run, updates, targets) if self.has_gradient(piece.place)]
             settle(pieces, taken, self._dtype)
 
 
 def _is_staged(run: Run, device: torch.device) -> bool:
-    """Whether whole parameters are copied once more on their way, all at once."""
-    return run.in_rows or device.type != "cpu" or run.size <= STAGED * len(run.members)
+    """Whether parameters are whole and copied once more on their way, all at once, or need no such copy."""
+    return run.whole and (run.in_rows or device.type != "cpu" or run.size <= STAGED * len(run.members))

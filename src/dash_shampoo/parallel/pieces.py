@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
 from dash_shampoo.factors import workspace
-from dash_shampoo.parallel.boxes import local
+from dash_shampoo.parallel.boxes import Box, local
+from dash_shampoo.parallel.runs import Run
 from dash_shampoo.portions import portions
 
 
@@ -23,15 +24,26 @@ class Piece(NamedTuple):
     weight: Tensor  # what it moves, of the same shape
 
 
+def pieces_of(run: Run, updates: Tensor, weights: Sequence[Tensor]) -> list[Piece]:
+    """The pieces of a run: its ``updates``, one member's after another, with what they move of each member."""
+    own = updates.view(-1, *weights[0].shape).unbind()
+    return [
+        Piece(member.place, member.group, update, weight)
+        for member, update, weight in zip(run.members, own, weights, strict=True)
+    ]
+
+
 class Weights:
     """What this process holds of parameters, to write to; leaving writes back what could not be read as a view."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, tuple[Tensor, Tensor]] = {}  # by parameter: what is held, and its matrices
 
-    def whole(self, parameter: Tensor) -> Tensor:
-        """What is held, in its own shape."""
-        return local(parameter)
+    def of(self, run: Run, box: Box, held: Box) -> list[Tensor]:
+        """The ``box`` of each member of a run, of which this process holds ``held``: in its own shape if that is it."""
+        if box == held:
+            return [local(member.parameter) for member in run.members]
+        return [box.of(self.stack(member.parameter, run.view), held) for member in run.members]
 
     def stack(self, parameter: Tensor, view: str) -> Tensor:
         """What is held, as matrices: (k, rows, columns)."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dash_shampoo.parallel.boxes import Placement
 from dash_shampoo.parallel.carrier import Carrier, Gradients
-from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -25,7 +24,7 @@ class Replicated(Carrier):
         self._start: dict[int, int] = {}  # by run
         self._arriving: tuple[Tensor, Callable[[], None]] | None = None
 
-    def add(self, run: Run, owner: int, placement: Placement) -> None:
+    def add(self, run: Run, owner: int) -> None:
         start = self._filled[owner]
         self._runs.append((run, owner, start))
         self._start[id(run)] = start
@@ -56,14 +55,6 @@ class Replicated(Carrier):
             pieces = []
             for run, owner, start in self._runs:
                 updates = arrived[owner, start : start + run.size]
-                if run.whole:
-                    targets = [weights.whole(member.parameter) for member in run.members]
-                    updates = updates.view(-1, *run.shape)
-                else:
-                    targets = [run.box.of(weights.stack(member.parameter, run.view)) for member in run.members]
-                    updates = updates.view(-1, *run.box.shape)
-                pieces += [
-                    Piece(member.place, member.group, own, weight)
-                    for member, own, weight in zip(run.members, updates.unbind(), targets, strict=True)
-                ]
+                held = run.held.boxes[self._world.rank]
+                pieces += pieces_of(run, updates, weights.of(run, run.box, held))
             settle(pieces, taken, self._dtype)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import chain
+from itertools import groupby
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from torch import Size, Tensor
@@ -39,6 +40,7 @@ class Run:
         tile: of each of them.
         view: how their parameters are read.
         shape: of their parameters.
+        held: how processes hold each of them.
         whole: whether the tile is the whole parameter.
     """
 
@@ -48,6 +50,7 @@ class Run:
         self.tile = first.tile
         self.view: str = first.group["view"]
         self.shape: Size = first.parameter.shape
+        self.held = first.held
         self.whole = self.box == Box(*((0, length) for length in stack_shape(self.shape, self.view)))
 
     @cached_property
@@ -113,14 +116,9 @@ def runs(members: Iterable[Member], most: int) -> Iterator[list[Run]]:
             ordered.append([member])
         else:
             alike.append(member)
-    for portion in portions(chain.from_iterable(ordered), lambda member: member.tile.blocks, most):
-        found = [[portion[0]]]
-        for member in portion[1:]:
-            if _alike(found[-1][0], member):
-                found[-1].append(member)
-            else:
-                found.append([member])
-        yield [Run(alike) for alike in found]
+    numbered = ((i, member) for i, own in enumerate(ordered) for member in own)
+    for portion in portions(numbered, lambda pair: pair[1].tile.blocks, most):
+        yield [Run([member for _, member in own]) for _, own in groupby(portion, key=itemgetter(0))]
 
 
 def _alike(one: Member, other: Member) -> bool:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
-from dash_shampoo.parallel.boxes import Box, Placement
+from dash_shampoo.parallel.boxes import Box
 from dash_shampoo.parallel.carrier import Carrier, Gradients
-from dash_shampoo.parallel.pieces import Piece, Weights, settle
+from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -34,7 +34,6 @@ class Sharded(Carrier):
     def __init__(self, world: World, wire: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(world, wire, dtype, device)
         self._narrowest: torch.dtype | None = None  # that holds every gradient as it is
-        self._held: dict[int, Box] = {}  # by this process, of each run's parameters
         self._start: dict[int, int] = {}  # of this process's runs in a buffer of whole tiles
         self._size = 0
         # For each process: gradients that go to it and come from it, and updates that go to it and come from it.
@@ -46,13 +45,12 @@ class Sharded(Carrier):
         self._updates: Tensor | None = None
         self._arriving: tuple[Tensor, Callable[[], None]] | None = None
 
-    def add(self, run: Run, owner: int, placement: Placement) -> None:
-        me = self._world.rank
+    def add(self, run: Run, owner: int) -> None:
+        me, placement = self._world.rank, run.held
         for member in run.members:
             dtype = member.parameter.dtype
             self._narrowest = dtype if self._narrowest is None else torch.promote_types(self._narrowest, dtype)
-        self._held[id(run)] = held = placement.boxes[me]
-        mine = run.box.meet(held)
+        mine = run.box.meet(self._held(run))
         if mine is not None:
             self._awaited[owner].append(Share(run, mine))
             if placement.copies[owner] == placement.copies[me]:
@@ -73,7 +71,7 @@ class Sharded(Carrier):
         pairs = []
         for targets, (run, box) in _cut(out, self._asked):
             there = [(i, own) for i, member in enumerate(run.members) if (own := gradients[member.place]) is not None]
-            held = self._held[id(run)]
+            held = self._held(run)
             # Where a gradient is missing its place stays zero.
             if there and box == held:
                 own_targets = targets.view(-1, *there[0][1].shape).unbind()
@@ -115,17 +113,12 @@ class Sharded(Carrier):
         with Weights() as weights:
             pieces = []
             for updates, (run, box) in _cut(arrived, self._awaited):
-                held = self._held[id(run)]
-                if box == held:
-                    targets = [weights.whole(member.parameter) for member in run.members]
-                else:
-                    targets = [box.of(weights.stack(member.parameter, run.view), held) for member in run.members]
-                own_updates = updates.view(-1, *targets[0].shape).unbind()
-                pieces += [
-                    Piece(member.place, member.group, update, weight)
-                    for member, update, weight in zip(run.members, own_updates, targets, strict=True)
-                ]
+                pieces += pieces_of(run, updates, weights.of(run, box, self._held(run)))
             settle(pieces, taken, self._dtype)
+
+    def _held(self, run: Run) -> Box:
+        """What this process holds of each of a run's parameters."""
+        return run.held.boxes[self._world.rank]
 
     def _own(self, buffer: Tensor, run: Run) -> Tensor:
         """Where one of this process's runs lies in a buffer of whole tiles."""
