@@ -71,9 +71,9 @@ def match(optimizer: Optimizer, ownership: Ownership, banks: list[Bank], state_d
         normalise(merged)
         for parameter, i in zip(group["params"], new["params"], strict=False):
             if i in states:
-                owned = ownership.owned(parameter, group)
-                check_fit(states[i], layout(parameter, group), called[id(parameter)])
-                check_blocks(states[i], layout(parameter, group), called[id(parameter)])
+                owned, now_asked = ownership.owned(parameter, group), layout(parameter, group)
+                check_fit(states[i], now_asked, called[id(parameter)])
+                check_blocks(states[i], now_asked, called[id(parameter)])
                 shapes = layout(parameter, merged)
                 check_complete(states[i], shapes, owned, called[id(parameter)])
                 own = {key: v for key, v in states[i].items() if tile_of(key) is None or key in shapes}

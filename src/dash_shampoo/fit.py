@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dash_shampoo.names import few
 from dash_shampoo.parallel.boxes import is_distributed
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors in a parameter's state, as `layout` gives them
@@ -33,7 +34,7 @@ def without_idle(state: Mapping[str, Any]) -> dict[str, Any]:
 def check_group(group: Mapping[str, Any], entries: AbstractSet[str]) -> None:
     """Raises ValueError for a saved group that is no group of Dash; ``entries`` are the names in the saved state."""
     if "block_size" not in group or "solver" not in group:
-        kept = f", and it keeps {_listed(entries)}" if entries - {"step"} else ""
+        kept = f", and it keeps {few(sorted(entries))}" if entries - {"step"} else ""
         raise ValueError(f"this is the state of another optimizer: its groups have no block_size and no solver{kept}")
 
 
@@ -45,7 +46,7 @@ def check_fit(state: Mapping[str, Any], shapes: Shapes, name: str) -> None:
     """
     strange = {key for key in state if tile_of(key) is None and key not in COUNTS}
     if strange and not any(map(tile_of, state)):
-        raise ValueError(f"the state of {name} is that of another optimizer: it keeps {_listed(strange)}")
+        raise ValueError(f"the state of {name} is that of another optimizer: it keeps {few(sorted(strange))}")
     for key, shape in {"age": (), **shapes}.items():
         if key in state and (problem := _misfit(key, state[key], tuple(shape))):
             raise ValueError(f"the state of {name} does not fit: {key} {problem}")
@@ -62,7 +63,9 @@ def check_blocks(state: Mapping[str, Any], shapes: Shapes, name: str) -> None:
         )
     unknown = {tile for tile in map(tile_of, state) if tile} - {tile_of(key) for key in shapes}
     if unknown:
-        raise ValueError(f"the state of {name} does not fit: {_listed(unknown)} is of other blocks; {ADVICE}")
+        raise ValueError(
+            f"the state of {name} does not fit: {few(sorted(map(str, unknown)))} is of other blocks; {ADVICE}"
+        )
 
 
 def check_complete(state: Mapping[str, Any], shapes: Shapes, tiles: AbstractSet[str], name: str) -> None:
@@ -77,7 +80,7 @@ def check_complete(state: Mapping[str, Any], shapes: Shapes, tiles: AbstractSet[
     there = {tile_of(key) for key in state}
     gone = dict.fromkeys(key if tile_of(key) in there else str(tile_of(key)) for key in missing)
     raise ValueError(
-        f"the state of {name} lacks {', '.join([*gone][:5])}{', ...' * (len(gone) > 5)}: it is of other blocks or "
+        f"the state of {name} lacks {few([*gone])}: it is of other blocks or "
         "options, or the part of one process among several; save what full_state_dict() returns, or all parts with "
         "torch.distributed.checkpoint"
     )
@@ -107,7 +110,3 @@ def _is_count(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not (value.is_meta or value.is_complex() or value.dtype == torch.bool)
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _listed(names: AbstractSet[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + ", ..." * (len(names) > 5)

@@ -1,8 +1,8 @@
-"""Parameters' names, without those of the wrappers around a model or its layers."""
+"""Parameters' names, without those of the wrappers around a model or its layers, and a few of them for a message."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -32,3 +32,8 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Parameter]]:
 def bare_name(name: str) -> str:
     """A name as `bare_names` gives it, where the model is not at hand: each "module" in it counts as a wrapper's."""
     return ".".join(part for part in name.split(".") if part not in (*WRAPPED, "module"))
+
+
+def few(called: Sequence[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(called[:5]) + ", ..." * (len(called) > 5)

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import match, release, take_over
+from dash_shampoo.names import few
 from dash_shampoo.options import (
     check_parameters,
     check_process_group,
-    few,
     has_matrices,
     is_as_before,
     make_plain,

@@ -180,11 +180,6 @@ def names(groups: list[dict[str, Any]]) -> dict[int, str]:
     return called
 
 
-def few(called: list[str]) -> str:
-    """The first names of a list, for a message."""
-    return ", ".join(called[:5]) + ", ..." * (len(called) > 5)
-
-
 def check_parameters(groups: list[dict[str, Any]]) -> None:
     """Refuses parameters that Dash cannot move, or cannot read as their group says.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.layout import layout
+from dash_shampoo.layout import cut
 from dash_shampoo.optimizer import Dash
 from dash_shampoo.options import misfit, names, normalise
 
@@ -82,13 +82,9 @@ def _named(group: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _blocks(parameter: Tensor, group: Mapping[str, Any]) -> Blocks:
-    sizes = layout(parameter, group)
     found: Counter[tuple[tuple[int, int], str]] = Counter()
-    for key, size in sizes.items():
-        tile, _, what = key.partition(".")
-        if what == "moment":
-            sides = " and ".join(side for side in ("left", "right") if f"{tile}.{side}" in sizes)
-            found[(size[1], size[2]), sides] += size[0]
+    for key, tile, _ in cut(parameter, group):
+        found[key.block, " and ".join(key.factors)] += tile.blocks
     return tuple((count, *block) for block, count in found.items())
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from dash_shampoo.kernels.apart import cached_apart
 from dash_shampoo.kernels.device import has_tensor_cores
+from dash_shampoo.kernels.formats import ROUNDOFF
 
 PRECISIONS = ("fp16", "fp16x3", "tf32")
 
 INNER, STAGES = 32, 3
 _LEAST_TILE = 16  # what tensor cores multiply at a time
-_ROUNDOFF = {"fp16": 2.0**-11, "fp16x3": 2.0**-22, "tf32": 2.0**-11}
 
 
 class Launch(NamedTuple):
@@ -155,7 +155,7 @@ def _works(kind: str, precision: str, device: torch.device) -> bool:
 
 def allowed(precision: str) -> float:
     """The largest error of a product that is right, relative to that of its factors' absolute values."""
-    return 4 * _ROUNDOFF[precision] + 32 * 2.0**-24
+    return 4 * ROUNDOFF[precision] + 32 * ROUNDOFF["fp32"]
 
 
 def check(kind: str, precision: str, device: torch.device, size: int = 150) -> float:

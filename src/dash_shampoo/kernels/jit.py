@@ -7,8 +7,9 @@ a tile has beyond the matrix are masked, and strides are free. Names in capitals
 import triton
 import triton.language as tl
 
-# The low half of a float16 split is scaled up, so that it does not fall below the smallest normal float16.
-_LOW = tl.constexpr(2048.0)
+from dash_shampoo.kernels.formats import LOW_SCALE
+
+_LOW = tl.constexpr(LOW_SCALE)
 
 
 @triton.jit

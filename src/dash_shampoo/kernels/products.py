@@ -13,17 +13,9 @@ from torch import Tensor
 
 from dash_shampoo.kernels import fused
 from dash_shampoo.kernels.flags import quick_products, tf32_products
+from dash_shampoo.kernels.formats import LOW_SCALE, ROUNDOFF
 
-# Unit roundoff of each precision: half the distance of 1 to the next number that a factor can hold.
-_ROUNDOFF = {
-    "fp32": 2.0**-24,
-    "fp16x3": 2.0**-22,
-    "bf16x3": 2.0**-17,
-    "tf32": 2.0**-11,
-    "fp16": 2.0**-11,
-    "bf16": 2.0**-8,
-}
-PRECISIONS = (*_ROUNDOFF, "mixed")
+PRECISIONS = (*ROUNDOFF, "mixed")
 
 # Smallest eigenvalue, relative to the largest, that each precision of "mixed" leaves within this: measured, p = 1 to 8.
 _MIXED_ERROR = 1e-2
@@ -32,9 +24,6 @@ _LOWEST = {"fp16": 0.1, "fp16x3": 1e-6}
 # Size from which a symmetric product in strips costs less than the whole, on a CPU: for 512 it saves a sixth, for 1024
 # a quarter; for 256 nothing.
 _SMALLEST_STRIPED, _STRIPS = 512, 4
-
-# The low half of a split is scaled up, so that it does not fall below the smallest normal float16.
-_LOW = 2048.0
 
 
 class Product(Protocol):
@@ -59,7 +48,7 @@ def unit_roundoff(precision: str, dtype: torch.dtype = torch.float32) -> float:
     """The relative error with which ``precision`` represents a factor of ``dtype``."""
     if dtype == torch.float64:
         return 2.0**-53
-    return _ROUNDOFF[precision if precision != "mixed" else "fp16x3"]
+    return ROUNDOFF[precision if precision != "mixed" else "fp16x3"]
 
 
 def promised_error(precision: str, dtype: torch.dtype = torch.float32) -> float:
@@ -135,7 +124,7 @@ def matmul(
     """
     if precision == "mixed":
         precision = coarsest(low)
-    if precision not in _ROUNDOFF:
+    if precision not in ROUNDOFF:
         raise ValueError(f"unknown precision {precision!r}: it may be {', '.join(PRECISIONS)}")
     if a.dtype == torch.float64:
         precision = "fp32"
@@ -214,7 +203,7 @@ def _narrow(a: Tensor, b: Tensor, precision: str) -> Tensor:
     narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
     if not precision.endswith("x3"):
         return _narrow_product(a.to(narrow), b.to(narrow))
-    scale = _LOW if narrow == torch.float16 else 1.0
+    scale = LOW_SCALE if narrow == torch.float16 else 1.0
     (a_high, a_low), (b_high, b_low) = _split(a, narrow, scale), _split(b, narrow, scale)
     cross = _narrow_product(a_high, b_low) + _narrow_product(a_low, b_high)
     return _narrow_product(a_high, b_high).add_(cross, alpha=1 / scale)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dash_shampoo.options import described, few
+from dash_shampoo.names import few
+from dash_shampoo.options import described
 from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Census
 from dash_shampoo.parallel.ownership import Entry

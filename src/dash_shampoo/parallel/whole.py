@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dash_shampoo.names import few
 from dash_shampoo.parallel.ownership import Ownership
 
 REMEDIES = (
@@ -100,7 +101,7 @@ def refuse_mixture(saved: Mapping[Any, Mapping[str, Any]], own: Mapping[Tensor, 
     ]
     if mixed:
         raise ValueError(
-            f"the state of {', '.join(mixed[:5])}{', ...' * (len(mixed) > 5)} lacks what this process owns: it is the "
+            f"the state of {few(mixed)} lacks what this process owns: it is the "
             f"part of one process among several. {REMEDIES}. A whole state loads without "
             "flatten_optimizer_state_dict, or by load_state_dict()"
         )
