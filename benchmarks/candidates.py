@@ -159,7 +159,7 @@ FIRST = Candidate(stages={"optimizer._due": renewals(each_of_first)})
 GROWING = Candidate(stages={"optimizer._due": renewals(growing)})
 KL = Candidate(stages={"shampoo.update_factors": kl_factors})
 PSEUDO = Candidate(stages={"factors.inverse_root": pseudo_inverse})
-CAUTIOUS = Candidate(stages={"parallel.carrier.decay": cautious})
+CAUTIOUS = Candidate(stages={"parallel.pieces.decay": cautious})
 ROWS = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, _: math.sqrt(rows))})
 AREA = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, columns: 0.2 * math.sqrt(rows * columns))})
 
