@@ -27,7 +27,7 @@ from torch import Tensor
 from dash_shampoo import factors, shampoo
 from dash_shampoo.kernels import bmm
 from dash_shampoo.parallel.pieces import Piece, decay
-from dash_shampoo.roots.door import Root
+from dash_shampoo.roots.solve import Root
 from dash_shampoo.stacks import Bank, Part
 from dash_shampoo.train.settings import Settings
 

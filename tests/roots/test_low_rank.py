@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.kernels import matmul
-from dash_shampoo.roots import door, inverse_root, resolve_solver
+from dash_shampoo.roots import inverse_root, resolve_solver, solve
 from dash_shampoo.roots.solver import Spectrum
 from tests.roots.matrices import norm
 
@@ -75,7 +75,7 @@ def test_mirrored_tiles_lose_nothing_in_the_range(
         below = (row[:, None] // tile > row // tile) | ((row[:, None] // tile == row // tile) & (row[:, None] >= row))
         return full.copy_(torch.where(below, full, full.mT))
 
-    monkeypatch.setattr(door, "matmul", mirrored)
+    monkeypatch.setattr(solve, "matmul", mirrored)
     A = low_rank(128, rank)
     root = inverse_root(A, p, solver=solver, damping=damping)
     assert root.ok.all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dash_shampoo.kernels import coarsest, matmul
 from dash_shampoo.roots import Chebyshev, Eigh, Minimax, NewtonDB, Solver, inverse_root
-from dash_shampoo.roots import door as door_module
+from dash_shampoo.roots import solve as solving
 from dash_shampoo.roots.chebyshev import clenshaw, expansion, largest_error, paterson_stockmeyer
 from dash_shampoo.roots.eigh import _decompose
 from tests.roots.matrices import eigenvalue_error, exact_root, relative_error, with_condition
@@ -32,7 +32,7 @@ def products(
     monkeypatch: pytest.MonkeyPatch, A: Tensor, p: int, solver: Solver | str, **options: Any
 ) -> tuple[int, Any]:
     count = Count()
-    monkeypatch.setattr(door_module, "matmul", count)
+    monkeypatch.setattr(solving, "matmul", count)
     root = inverse_root(A, p, solver=solver, **options)
     return count.products, root
 
@@ -169,10 +169,10 @@ def test_eigh_gives_up_on_one_matrix_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.isfinite(root.value).all()
 
 
-def test_every_product_goes_through_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_product_has_the_precision_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver has no product of its own, so that a precision is a property of the product alone."""
     seen = []
-    monkeypatch.setattr(door_module, "matmul", lambda a, b, precision, **o: seen.append(precision) or matmul(a, b, **o))
+    monkeypatch.setattr(solving, "matmul", lambda a, b, precision, **o: seen.append(precision) or matmul(a, b, **o))
     A = with_condition(1e2).float()
     for solver in ("minimax", "newton-db", "coupled-newton", "chebyshev", "eigh"):
         seen.clear()
@@ -193,7 +193,7 @@ def test_mixed_products_are_coarse_where_the_spectrum_is_short(
             seen.append(coarsest(low))
         return matmul(a, b, precision=precision, low=low, **options)
 
-    monkeypatch.setattr(door_module, "matmul", watched)
+    monkeypatch.setattr(solving, "matmul", watched)
     A = with_condition(1e6, b=64).float()
     root = inverse_root(A, p, damping=damping, precision="mixed")
     assert root.ok.all()

@@ -2,12 +2,12 @@
 
 from dash_shampoo.roots.chebyshev import Chebyshev
 from dash_shampoo.roots.coupled_newton import CoupledNewton, CoupledNewtonPaper
-from dash_shampoo.roots.door import SOLVERS, Root, inverse_root, products, resolve_solver, solver_options
 from dash_shampoo.roots.eigh import Eigh
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
 from dash_shampoo.roots.rule import resolve_precision
 from dash_shampoo.roots.scaling import SCALINGS
+from dash_shampoo.roots.solve import SOLVERS, Root, inverse_root, products, resolve_solver, solver_options
 from dash_shampoo.roots.solver import Solver
 
 __all__ = [

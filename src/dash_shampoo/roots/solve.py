@@ -1,4 +1,4 @@
-"""`inverse_root`: the one door to all solvers."""
+"""`inverse_root`: solves a stack by whichever solver, with scaling, damping and certificate alike for all."""
 
 from __future__ import annotations
 
