@@ -1,8 +1,9 @@
-"""Parameters' names, without those of the wrappers around a model or its layers, and a few of them for a message."""
+"""Parameters' names, without those of the wrappers around a model or its layers, and what messages call them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -32,6 +33,16 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Parameter]]:
 def bare_name(name: str) -> str:
     """A name as `bare_names` gives it, where the model is not at hand: each "module" in it counts as a wrapper's."""
     return ".".join(part for part in name.split(".") if part not in (*WRAPPED, "module"))
+
+
+def names(groups: list[dict[str, Any]]) -> dict[int, str]:
+    """What messages call each parameter, by its id: its name if the groups have names, else its place in them."""
+    called = {}
+    for i, group in enumerate(groups):
+        for j, parameter in enumerate(group["params"]):
+            known = group.get("param_names")
+            called[id(parameter)] = f"parameter {j} of group {i}" if known is None else str(known[j])
+    return called
 
 
 def few(called: Sequence[str]) -> str:

@@ -12,17 +12,12 @@ from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
 from dash_shampoo.checkpoint import match, release, take_over
-from dash_shampoo.names import few
+from dash_shampoo.names import few, names
 from dash_shampoo.options import (
-    check_parameters,
     check_process_group,
-    has_matrices,
     is_as_before,
     make_plain,
-    names,
     normalise,
-    refuse_duplicates,
-    refuse_flattened,
     refuse_misspelt,
     snapshot,
     structure,
@@ -34,6 +29,7 @@ from dash_shampoo.parallel.census import Survey
 from dash_shampoo.parallel.ownership import Entry, Ownership
 from dash_shampoo.parallel.whole import REMEDIES, asked, gather, refuse_mixture
 from dash_shampoo.parallel.world import Worlds
+from dash_shampoo.parameters import check_parameters, has_matrices, refuse_duplicates, refuse_flattened
 from dash_shampoo.stacks import Bank, arrange
 
 

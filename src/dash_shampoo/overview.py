@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.layout import cut
+from dash_shampoo.names import names
 from dash_shampoo.optimizer import Dash
-from dash_shampoo.options import misfit, names, normalise
+from dash_shampoo.options import normalise
+from dash_shampoo.parameters import misfit
 
 HEADINGS = ("group", "moved by", "view", "parameters", "shape", "blocks", "preconditioned")
 
