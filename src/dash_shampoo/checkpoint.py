@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dash_shampoo.fit import check_blocks, check_complete, check_fit, check_group, tile_of, without_idle
 from dash_shampoo.layout import layout, state_dtype
 from dash_shampoo.names import bare_name, names
 from dash_shampoo.options import normalise
 from dash_shampoo.parallel.ownership import Ownership
 from dash_shampoo.stacks import Bank
+from dash_shampoo.state_checks import check_blocks, check_complete, check_fit, check_group, tile_of, without_idle
 
 
 class Held:
