@@ -26,8 +26,8 @@ from dash_shampoo.options import (
 from dash_shampoo.parallel.agreement import Agreement
 from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Survey
+from dash_shampoo.parallel.full_state import REMEDIES, asked, gather, refuse_mixture
 from dash_shampoo.parallel.ownership import Entry, Ownership
-from dash_shampoo.parallel.whole import REMEDIES, asked, gather, refuse_mixture
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.parameters import check_parameters, has_matrices, refuse_duplicates, refuse_flattened
 from dash_shampoo.stacks import Bank, arrange

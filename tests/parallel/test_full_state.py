@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dash_shampoo.parallel.whole import Asked, asked, refuse_mixture
+from dash_shampoo.parallel.full_state import Asked, asked, refuse_mixture
 
 SOURCE = """
 def _get_optim_state_dict(info):
