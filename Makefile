@@ -1,17 +1,18 @@
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help train test check fuzz bench-roots bench-step format clean
+.PHONY: help train test check fuzz bench-roots bench-step dist format clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+): .*## /  make \1\t/'
 
 # Install once per change of what is installed.
-$(VENV)/.%: pyproject.toml constraints.txt
+$(VENV)/.%: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$*]'
 	touch $@
 
 train: $(VENV)/.train ## train a small Llama on real text with Dash: two to three minutes on a CPU
@@ -34,9 +35,15 @@ bench-roots: $(VENV)/.train ## measure every solver of inverse roots on this mac
 bench-step: $(VENV)/.train ## measure the optimizer's step with every solver
 	$(BIN)/dash-shampoo bench step --out runs/bench
 
+dist: $(VENV)/.dist ## build the sdist and the wheel, and try the wheel in an environment of its own
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python scripts/try_distribution.py dist $(CONSTRAINTS)
+
 format: $(VENV)/.dev ## rewrite the code in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache
