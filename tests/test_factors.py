@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dash_shampoo import Dash
-from dash_shampoo.factors import FactorKey, Factors
-from dash_shampoo.roots import Minimax
+from dash_shampoo.factors import FactorKey, Factors, with_float64
+from dash_shampoo.roots import Eigh, Minimax
 from dash_shampoo.slabs import Slot
 from tests.roots.matrices import exact_root
 from tests.test_optimizer import give_gradients, parameters
@@ -144,6 +144,49 @@ def test_only_the_factors_that_are_due_are_rescued(monkeypatch: pytest.MonkeyPat
     roots = inverse(factors)
     torch.testing.assert_close(roots[[1]], exact_root(factor(factors)[[1]], 2, 1e-3))
     assert torch.equal(roots[[0, 2]], torch.eye(4).double().expand(2, 4, 4))
+
+
+@pytest.mark.parametrize("max_workspace", [None, 1])
+def test_rescues_are_batched_as_the_workspace_allows(
+    monkeypatch: pytest.MonkeyPatch, max_workspace: int | None
+) -> None:
+    fails_for_large(monkeypatch)
+    factors = make(4, 2, 3, max_workspace=max_workspace)
+    half = torch.diag_embed(torch.tensor([1.0, 0.1, 0.1, 0.1]).double()).expand(5, 4, 4)
+    accumulate(factors, half, torch.zeros(5, 1, 1).double())
+    factors.update_roots(range(5))
+    batches: list[int] = []
+    solve = Eigh.solve
+    monkeypatch.setattr(Eigh, "solve", lambda self, scaled, *rest: batches.append(1) or solve(self, scaled, *rest))
+    factors.update_roots([0, 2, 3, 4])
+    assert factors.rescued == 4
+    assert len(batches) == (1 if max_workspace is None else 4)
+    torch.testing.assert_close(inverse(factors)[[0, 2, 3, 4]], exact_root(factor(factors)[[0, 2, 3, 4]], 2, 1e-3))
+
+
+def test_rescues_go_to_the_cpu_where_there_is_no_float64() -> None:
+    assert [with_float64(torch.device(name)).type for name in ("cpu", "cuda", "xpu", "mps")] == [
+        "cpu",
+        "cuda",
+        "xpu",
+        "cpu",
+    ]
+
+
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-10])
+@given(size=st.integers(1, 9), zero=st.lists(st.booleans(), min_size=1, max_size=4))
+def test_factors_that_are_zero_are_known_as_waiting_for_a_root(
+    small: bool, epsilon: float, size: int, zero: list[bool]
+) -> None:
+    key = FactorKey(size, 2, Minimax(), 1e-3, epsilon, "fp32", None, small)
+    factors = allocated(key, len(zero), dtype=torch.float32)
+    factors.watch()
+    assert factors.without_root() == set(range(len(zero)))
+    half = 3 * torch.eye(size) * torch.tensor([not z for z in zero]).view(-1, 1, 1)
+    accumulate(factors, half, torch.zeros(len(zero), 1, 1))
+    factors.update_roots(range(len(zero)))
+    assert factors.without_root() == {i for i, z in enumerate(zero) if z}
 
 
 def test_diagnostics_count_failures_and_rescues(monkeypatch: pytest.MonkeyPatch) -> None:

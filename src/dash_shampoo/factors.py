@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dash_shampoo.kernels import temporaries
 from dash_shampoo.pairs import Folded, Packed
-from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision
+from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision, root_of_zero
 from dash_shampoo.slabs import Slab, Slot
 from dash_shampoo.watch import Watch
 
@@ -86,10 +86,11 @@ class Factors:
         self.key = key
         self.dtype = dtype
         self.device = device
-        kept: Callable[..., Packed | Folded] = Folded
+        self._first = root_of_zero(key.root, key.epsilon)
+        kept: Callable[..., Packed | Folded] = partial(Folded, first=self._first)
         if not key.small:
             lower = torch.ones(key.size, key.size, dtype=torch.bool, device=device).tril()
-            kept = partial(Packed, lower=lower)
+            kept = partial(Packed, first=self._first, lower=lower)
         starts = accumulate((sum(slot.lanes for slot in own) for own in slots), initial=0)
         self.sides = [
             Side(key, start, kept(own, key.size, dtype, device)) for own, start in zip(slots, starts, strict=False)
@@ -100,6 +101,7 @@ class Factors:
         self.failures = torch.zeros((), dtype=torch.int64, device=device)
         self.rescued = 0
         self._watch = Watch()
+        self._without: set[int] | None = None
 
     def __len__(self) -> int:
         return len(self._failed)
@@ -122,39 +124,56 @@ class Factors:
 
         Factors whose root was refused the last time are solved again by a float64 eigendecomposition.
         """
-        most = self.key.at_once(self.dtype.itemsize, self.device)
-        failed = {i for i, failed in enumerate(self._watch.read(wait=True) or ()) if failed}
-        retry = [lane for lane in lanes if lane in failed]
-        for i in range(0, len(lanes), most):
-            some = lanes[i : i + most]
-            ok = self._solve(some, self.key.solver, self.dtype)
+        failed = self._read()[0]
+        for some in self._at_once(lanes, self.key, self.dtype):
+            ok = self._solve(some, self.key.solver, self.dtype, self.device)
             self.failed[_index(some, self.device)] = ~ok
             self.failures += (~ok).sum()
-        for lane in retry:
-            self._solve([lane], Eigh(), torch.float64)
+        retry = [lane for lane in lanes if failed[lane]]
+        for some in self._at_once(retry, self.key._replace(solver=Eigh()), torch.float64):
+            self._solve(some, Eigh(), torch.float64, with_float64(self.device))
         self.rescued += len(retry)
         self.watch()
 
-    def watch(self) -> None:
-        """Has the next `update_roots` look after the factors that have failed up to now."""
-        self._watch.post(self.failed)
+    def without_root(self) -> set[int]:
+        """The lanes whose inverse root is that of a zero factor, as their factors were up to the last renewal."""
+        if self._without is None:
+            self._without = {i for i, without in enumerate(self._read()[1]) if without}
+        return self._without
 
-    def _solve(self, lanes: Sequence[int], solver: Solver, dtype: torch.dtype) -> Tensor:
+    def watch(self) -> None:
+        """Has later steps look after the factors whose root has failed, or is that of a zero factor, up to now."""
+        diagonals = torch.cat([side.pairs.diagonal_of_inverse() for side in self.sides])  # (n, b)
+        first = torch.full((), self._first, dtype=diagonals.dtype, device=self.device)
+        self._watch.post(torch.stack([self.failed, (diagonals == first).all(dim=1)]))
+        self._without = None
+
+    def _read(self) -> list[list[bool]]:
+        """What `watch` has posted last: a flag of each kind per factor."""
+        return self._watch.read(wait=True) or [[False] * len(self)] * 2
+
+    def _at_once(self, lanes: Sequence[int], key: FactorKey, dtype: torch.dtype) -> Iterator[Sequence[int]]:
+        """Portions of ``lanes`` whose roots the workspace allows at a time, if they are made as ``key`` says."""
+        most = key.at_once(dtype.itemsize, self.device)
+        return (lanes[i : i + most] for i in range(0, len(lanes), most))
+
+    def _solve(self, lanes: Sequence[int], solver: Solver, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Renews the inverse roots in ``lanes`` where the certificate allows it; returns where it does."""
         places = list(self._places(lanes))
         root = inverse_root(
-            torch.cat([pairs.factor(own) for pairs, own, _ in places]).to(dtype),
+            torch.cat([pairs.factor(own) for pairs, own, _ in places]).to(device).to(dtype),
             self.key.root,
             solver=solver,
             damping=self.key.damping,
             epsilon=self.key.epsilon,
             precision=self.key.precision,
         )
+        values, good = root.value.to(self.dtype).to(self.device), root.ok.to(self.device)
         counts = [count for _, _, count in places]
-        for (pairs, own, _), value, ok in zip(places, root.value.split(counts), root.ok.split(counts), strict=True):
+        for (pairs, own, _), value, ok in zip(places, values.split(counts), good.split(counts), strict=True):
             pairs.renew(own, value, ok)
-        self.residual[_index(lanes, self.device)] = root.residual.to(self.dtype)
-        return root.ok
+        self.residual[_index(lanes, self.device)] = root.residual.to(self.dtype).to(self.device)
+        return good
 
     def _places(self, lanes: Sequence[int]) -> Iterator[tuple[Packed | Folded, slice | Tensor, int]]:
         """The pairs that ``lanes`` are of, each with their places among its own, and their number."""
@@ -162,6 +181,11 @@ class Factors:
         for i, own in groupby(lanes, key=lambda lane: bisect_right(starts, lane) - 1):
             places = [lane - starts[i] for lane in own]
             yield self.sides[i].pairs, _index(places, self.device), len(places)
+
+
+def with_float64(device: torch.device) -> torch.device:
+    """Where what is on ``device`` can be computed in float64: there, or on the CPU if it has no such numbers."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _index(lanes: Sequence[int], device: torch.device) -> slice | Tensor:

@@ -329,12 +329,14 @@ class Dash(Optimizer):
         surveys = [bank.survey() for bank in banks]
         for bank, survey in zip(banks, surveys, strict=True):
             self._refuse_nonfinite(bank, survey)
-        taken = [bank.admit(survey) for bank, survey in zip(banks, surveys, strict=True)]
+        taken = []
+        for bank, survey in zip(banks, surveys, strict=True):
+            taken.append(bank.admit(survey, [self.state[p]["age"] == 0 for p in bank.parameters]))
         for each in zip(banks, ages, taken, strict=True):
             _step(*each)
         for bank, own in zip(banks, taken, strict=True):
             bank.end(own)
-        self._settle([bank for bank in banks if bank.world.size == 1])
+        self._settle([bank for bank in banks if bank.is_known()])
 
     def _refuse_nonfinite(self, bank: Bank, survey: Survey) -> None:
         """Raises for gradients that are not finite, where their groups ask for it; only that waits for the device."""
@@ -443,7 +445,7 @@ class Dash(Optimizer):
     def _settle(self, banks: list[Bank] | None = None) -> None:
         """Counts the gradients of the last step.
 
-        With several processes that has to wait for the device, so they do it where that costs nothing: a step later.
+        What has to wait for the device is done where that costs nothing: a step later.
         """
         for bank in self._banks if banks is None else banks:
             for parameter, came in zip(bank.parameters, bank.came(), strict=True):
@@ -468,16 +470,16 @@ def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
     parts = [(part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()]
     for part, live, steps in parts:
         shampoo.accumulate(part, live, steps)
-    for factors, lanes in bank.lanes_due(_due(bank, ages)):
+    for factors, lanes in bank.lanes_due(*_due(bank, ages)):
         factors.update_roots(lanes)
     for part, live, steps in parts:
         shampoo.move(part, taken, live, steps, part.where(started))
     bank.send()
 
 
-def _due(bank: Bank, ages: list[int]) -> list[bool]:
-    """Whether each parameter's roots are renewed at this step."""
-    return [
-        bank.expects(i) and age >= group["start_step"] and (age - group["start_step"]) % group["update_every"] == 0
-        for i, (group, age) in enumerate(zip(bank.groups, ages, strict=True))
-    ]
+def _due(bank: Bank, ages: list[int]) -> tuple[list[bool], list[bool]]:
+    """Whether each parameter's roots are renewed at this step, and whether those are that it has none of yet."""
+    since = [age - group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
+    waiting = [bank.expects(i) and steps >= 0 for i, steps in enumerate(since)]
+    every = [group["update_every"] for group in bank.groups]
+    return [w and s % e == 0 for w, s, e in zip(waiting, since, every, strict=True)], waiting

@@ -185,6 +185,8 @@ class Bank:
         self._steps = Slab([Slot(place, "step", 0) for place in places], (), dtype, device)
         self._skipped = Slab([Slot(place, "skipped", 0) for place in places], (), torch.int64, device)
         self._watch = Watch()
+        self._fresh: list[bool] = []
+        self._begun = Watch()
         shared: dict[StackKey, list[Runs]] = {}
         for (key, owner), some in members.items():
             portions = [self._carried(portion, owner, wire) for portion in runs(some, _most(key, dtype, device))]
@@ -281,20 +283,39 @@ class Bank:
         return self.census.take(self._gradients, options, rates)
 
     def came(self) -> list[bool]:
-        """Which parameters had a gradient at the last step; asked again, none had. Waits for that step's `survey`."""
-        return self.census.came()
+        """Which parameters had a gradient that counts at the last step; asked again, none had. Waits for that step."""
+        came, fresh = self.census.came(), self._fresh
+        self._fresh = []
+        if not any(fresh):
+            return came
+        begun = self._begun.read(wait=True)
+        return [here and (known or not new) for here, known, new in zip(came, begun, fresh, strict=True)]
 
-    def admit(self, survey: Survey) -> Tensor:
-        """Which parameters take this step, 1 or 0 (p,): those with a good gradient. Counts the step for each."""
+    def is_known(self) -> bool:
+        """Whether `came` answers without a wait."""
+        return self.world.size == 1 and (self.device.type == "cpu" or not any(self._fresh))
+
+    def admit(self, survey: Survey, fresh: list[bool]) -> Tensor:
+        """Which parameters take this step, 1 or 0 (p,): those with a good gradient. Counts the step for each.
+
+        Gradients of zeros before the first other one do not count: a run is as it would have been without them.
+
+        Args:
+            survey: of the gradients.
+            fresh: which parameters have had none that counts.
+        """
         taken = survey.good.to(self.dtype)
         self.skipped.add_(survey.present & ~survey.good)
-        self.steps.add_(taken)
+        self.steps.add_(taken * ((self.steps > 0) | survey.nonzero))
         self._watch.post(self.skipped.sum())
+        self._fresh = fresh
+        if any(fresh):
+            self._begun.post(self.steps > 0)
         return taken
 
     def forget(self) -> None:
         """Leaves the step that `survey` has begun."""
-        self._gradients = []
+        self._gradients, self._fresh = [], []
         self.census.forget()
 
     def begin(self) -> None:
@@ -317,16 +338,24 @@ class Bank:
         """Whether a parameter has skipped a step, as far as the host knows without waiting for the device."""
         return bool(self._watch.read(wait=False))
 
-    def lanes_due(self, due: list[bool]) -> Iterator[tuple[Factors, list[int]]]:
-        """The factors that have lanes of parameters that are ``due`` (by index), with those lanes."""
+    def lanes_due(self, due: list[bool], waiting: list[bool]) -> Iterator[tuple[Factors, list[int]]]:
+        """The factors that have lanes whose roots are to be renewed, with those lanes.
+
+        Args:
+            due: the parameters whose roots are, by index.
+            waiting: those of whose roots the first of all are, as soon as there is a factor to take them from.
+        """
         chosen: dict[FactorKey, list[int]] = {key: [] for key in self.factors}
         for part in self.parts:
             for side in part.sides:
-                lane = side.start
+                lane, without = side.start, self.factors[side.key].without_root()
                 for member in part.members:
+                    own = range(lane, lane + member.tile.blocks)
                     if due[member.place]:
-                        chosen[side.key] += range(lane, lane + member.tile.blocks)
-                    lane += member.tile.blocks
+                        chosen[side.key] += own
+                    elif without and waiting[member.place]:
+                        chosen[side.key] += [lane for lane in own if lane in without]
+                    lane = own.stop
         for key, lanes in chosen.items():
             if lanes:
                 yield self.factors[key], lanes

@@ -41,6 +41,12 @@ def unfold(folded: Tensor, b: int) -> Tensor:
     return matrix
 
 
+def diagonal(folded: Tensor, b: int) -> Tensor:
+    """The diagonals (n, b) of the matrices that `fold` made ``folded`` of."""
+    a, c, _ = _parts(folded, b)
+    return torch.cat([a.diagonal(dim1=1, dim2=2), c.diagonal(dim1=1, dim2=2)], dim=1)
+
+
 def _parts(folded: Tensor, b: int) -> tuple[Tensor, Tensor, Tensor]:
     """Views of the corners A (n, k, k) and C (n, h, h), which overlap, and of what is below A (n, h, k)."""
     k, h = (b + 1) // 2, b // 2

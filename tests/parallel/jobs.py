@@ -69,9 +69,18 @@ def whole(tensor: Tensor) -> Tensor:
     return full.detach().clone()
 
 
-def give(model: nn.Module, step: int, missing: Callable[[int, int], bool] = lambda *_: False) -> None:
-    """Gives each parameter its part of the step's gradient, but those that ``missing(step, index)`` names."""
+def give(
+    model: nn.Module,
+    step: int,
+    missing: Callable[[int, int], bool] = lambda *_: False,
+    zero: Callable[[int, int], bool] = lambda *_: False,
+) -> None:
+    """Gives each parameter its part of the step's gradient, but those that ``missing(step, index)`` names.
+
+    Those that ``zero(step, index)`` names get a gradient of zeros.
+    """
     for i, (parameter, gradient) in enumerate(zip(model.parameters(), gradients(step, model), strict=True)):
+        gradient.mul_(not zero(step, i))
         if missing(step, i):
             parameter.grad = None
         elif isinstance(parameter, DTensor):
@@ -102,12 +111,13 @@ def steps(
     options: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
     missing: Callable[[int, int], bool] = lambda *_: False,
+    zero: Callable[[int, int], bool] = lambda *_: False,
 ) -> list[Tensor]:
     """The parameters after some steps with given gradients."""
     model = prepare(make_model(dtype), strategy)
     optimizer = Dash(param_groups(model), **{**OPTIONS, **(options or {})})
     for step in range(count):
-        give(model, step, missing)
+        give(model, step, missing, zero)
         optimizer.step()
     return [whole(parameter) for parameter in model.parameters()]
 
@@ -141,6 +151,11 @@ def _train(
         (model(inputs) - targets).square().mean().backward()
         optimizer.step()
     return [whole(parameter) for parameter in model.parameters()]
+
+
+def later_and_later(step: int, index: int) -> bool:
+    """Each parameter begins a step after the one before it, and is idle at step 4."""
+    return step < index % 4 or step == 4
 
 
 def never_first_two(step: int, index: int) -> bool:

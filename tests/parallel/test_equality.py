@@ -86,6 +86,12 @@ def test_parameters_without_gradients_wait_as_on_one_process(processes: Processe
     assert_equal(many, one)
 
 
+@pytest.mark.parametrize(("strategy", "size"), [("replicated", 2), ("fsdp", 3), ("hsdp", 4)])
+def test_gradients_of_zeros_do_not_count_at_first(processes: Processes, strategy: str, size: int) -> None:
+    rest = 7, {"update_every": 3}, torch.float64, jobs.never_first_two, jobs.later_and_later
+    assert_equal(processes.run(jobs.steps, size, strategy, *rest), jobs.steps("alone", *rest))
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_training_with_ddp_equals_training_on_the_whole_batch(processes: Processes, size: int) -> None:
     assert_equal(processes.run(jobs.train_ddp, size, 8), jobs.train_alone(8), rtol=1e-3, atol=1e-4)

@@ -25,6 +25,7 @@ from dash_shampoo.roots import (
     resolve_solver,
     solver_options,
 )
+from dash_shampoo.roots.solve import vanishing
 from tests.roots.matrices import exact_root, relative_error, with_condition, with_spectrum
 
 ACCURATE = ["minimax", "newton-db", "coupled-newton", "eigh"]
@@ -123,6 +124,24 @@ def test_zero_matrix_has_a_finite_root(solver: str) -> None:
     assert torch.equal(root.value[0], torch.eye(5))
     root = inverse_root(A, 4, solver=solver, damping=1e-2, epsilon=1e-4)
     torch.testing.assert_close(root.value[0], 10 * torch.eye(5))
+
+
+@pytest.mark.parametrize("solver", [*SOLVERS, "newton-db-paper", "coupled-newton-paper"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_whose_entries_have_lost_their_digits_is_zero(solver: str, dtype: torch.dtype) -> None:
+    limit = vanishing(dtype)
+    A = with_condition(10, n=1, b=6).to(dtype)
+    A = A / A.diagonal(dim1=1, dim2=2).amax()
+    tiny = torch.finfo(dtype).tiny
+    scales = torch.tensor([4 * limit, 0.1 * limit, tiny, tiny / 100], dtype=dtype)
+    root = inverse_root(A * scales.view(-1, 1, 1), 2, solver=solver, damping=1e-2)
+    assert root.ok.all()
+    assert relative_error(root.value[:1], exact_root(A * 4 * limit, 2, 1e-2)) < 5e-3
+    assert torch.equal(root.value[1:], torch.eye(6, dtype=dtype).expand(3, 6, 6))
+    assert not root.residual[1:].any()
+    # With an absolute damping that is larger, a small matrix counts.
+    small = inverse_root(A * 1e-6, 2, solver=solver, damping=1e-2, epsilon=1e-6)
+    assert relative_error(small.value, exact_root(A * 1e-6, 2, 1e-2, 1e-6)) < 5e-3
 
 
 @pytest.mark.parametrize("solver", [*SOLVERS, "newton-db-paper", "coupled-newton-paper"])

@@ -32,6 +32,7 @@ class Survey(NamedTuple):
 
     present: Tensor  # whether there is one
     good: Tensor  # whether it is there, whole and finite
+    nonzero: Tensor  # whether its norm is not zero, nor underflows
 
 
 class Findings(NamedTuple):
@@ -95,7 +96,7 @@ class Census:
             for i, rate in enumerate(rates):
                 bits.copy_((bits + _bits_of(rate).roll(i).to(bits.device)) % 2)
         self._exchange(report)
-        return Survey(came > 0, (came >= self._needed) & torch.isfinite(squares))
+        return Survey(came > 0, (came >= self._needed) & torch.isfinite(squares), norms > 0)
 
     def announce(self) -> bool:
         """Tells the others, in the place of a survey, that this process arranges its stacks anew; whether all do."""

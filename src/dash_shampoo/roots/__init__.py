@@ -7,7 +7,15 @@ from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
 from dash_shampoo.roots.rule import resolve_precision
 from dash_shampoo.roots.scaling import SCALINGS
-from dash_shampoo.roots.solve import SOLVERS, Root, inverse_root, products, resolve_solver, solver_options
+from dash_shampoo.roots.solve import (
+    SOLVERS,
+    Root,
+    inverse_root,
+    products,
+    resolve_solver,
+    root_of_zero,
+    solver_options,
+)
 from dash_shampoo.roots.solver import Solver
 
 __all__ = [
@@ -26,5 +34,6 @@ __all__ = [
     "products",
     "resolve_precision",
     "resolve_solver",
+    "root_of_zero",
     "solver_options",
 ]

@@ -101,8 +101,8 @@ def inverse_root(
             ``A``.
 
     Returns:
-        `Root`: value (n, b, b), residual (n,), ok (n,). The root of a zero matrix is epsilon^(-1/p) I, or I without
-        epsilon.
+        `Root`: value (n, b, b), residual (n,), ok (n,). A matrix whose |A| is less than half of `vanishing` is as good
+        as zero, and has the root of zero: `root_of_zero` times I.
 
     Raises:
         TypeError: ``A`` is no tensor, or neither float32 nor float64.
@@ -180,11 +180,11 @@ def _solve(A: Tensor, plan: _Plan, previous: Tensor | None, result: Root) -> Non
     # A positive semidefinite matrix has its largest entry on the diagonal: with that at 1 no product over- or
     # underflows. Matrices that are not finite take their own course up to the end, where they are replaced.
     peak = A.diagonal(dim1=1, dim2=2).amax(dim=1).view(-1, 1, 1)
-    peak = torch.where((peak > 0) & torch.isfinite(peak), peak, 1).clamp(min=epsilon)
+    peak = torch.where(torch.isfinite(peak), peak, 1).clamp(min=max(epsilon, vanishing(A.dtype)))
     matrix = A / peak
     square = product(matrix, matrix, symmetric=True)
     norm = schatten4(square)
-    zero = norm == 0
+    zero = norm < vanishing(A.dtype) / (2 * peak)
     shift = plan.damping * norm + epsilon / peak
     top = (norm if plan.scaling == "bound" else scale(plan.scaling, matrix, square, product)) + shift
     top = top.masked_fill(zero, 1)
@@ -200,15 +200,24 @@ def _solve(A: Tensor, plan: _Plan, previous: Tensor | None, result: Root) -> Non
     value = root.mul_(unit)
     good = finite(value) & (left <= plan.bound)
     # What takes a block's place: a zero matrix has a root of its own, a failed one its last.
-    of_zero = epsilon ** (-1 / p) if epsilon else 1.0
     usable = torch.isfinite(unit) & (unit > 0)
-    other = identity_like(A) * torch.where(zero, of_zero, torch.where(usable, unit, 1))
+    other = identity_like(A) * torch.where(zero, root_of_zero(p, epsilon), torch.where(usable, unit, 1))
     if previous is not None:
         other = torch.where(zero, other, previous)
     zero = zero.view(-1)
     torch.where((good & ~zero).view(-1, 1, 1), value, other, out=result.value)
     torch.where(zero, torch.zeros_like(left), left, out=result.residual)
     torch.logical_or(good, zero, out=result.ok)
+
+
+def vanishing(dtype: torch.dtype) -> float:
+    """What is lost among entries of this size is no longer below their rounding: products of theirs underflow."""
+    return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
+
+
+def root_of_zero(p: int, epsilon: float) -> float:
+    """What the inverse root of a zero matrix is a multiple of the identity by: epsilon^(-1/p), 1 without epsilon."""
+    return epsilon ** (-1 / p) if epsilon else 1.0
 
 
 def _lowest(scaling: str, damping: float, b: int) -> float:
