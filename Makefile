@@ -3,7 +3,7 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help train test check fuzz bench-roots bench-step dist format clean
+.PHONY: help train test check fuzz bench-roots bench-step docs dist format clean
 .DEFAULT_GOAL := help
 
 help:            ## show this list
@@ -35,6 +35,10 @@ bench-roots: $(VENV)/.train ## measure every solver of inverse roots on this mac
 bench-step: $(VENV)/.train ## measure the optimizer's step with every solver
 	$(BIN)/dash-shampoo bench step --out runs/bench
 
+docs: $(VENV)/.docs ## build the documentation as a site that needs no network, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/linkchecker --no-status --config scripts/linkchecker.ini site/index.html
+
 dist: $(VENV)/.dist ## build the sdist and the wheel, and try the wheel in an environment of its own
 	rm -rf dist
 	$(BIN)/python -m build
@@ -46,4 +50,4 @@ format: $(VENV)/.dev ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) dist runs .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist runs site .mypy_cache .ruff_cache

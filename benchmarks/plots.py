@@ -1,6 +1,7 @@
 """Draws the figures of the docs: python benchmarks/plots.py
 
-`response.png` needs nothing; `losses.png` and `options.png` need what `benchmarks/choices.py` has measured.
+`response.png` needs nothing; `losses.png`, `options.png` and `tuning-*.png` need what `benchmarks/choices.py` has
+measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from choices import LR, RESULTS, SHORT
+from choices import BASE, LR, RESULTS, SHORT
 
 from dash_shampoo.roots import inverse_root
 
@@ -131,10 +132,38 @@ def draw_options(data: list[Row]) -> None:
     plt.close(figure)
 
 
+def draw_tuning(data: list[Row]) -> None:
+    """For each option that docs/tuning.md speaks of, the loss against the base's, seed by seed, on both texts."""
+    own = [row for row in data if (row["optimizer"], row["steps"], row["lr"]) == ("dash", SHORT, LR)]
+    base = {(row["text"], row["seed"]): row["loss"] for row in own if row["options"] == BASE}
+    for option, default in {**BASE, "grafting": "adam", "state_dtype": "fp32"}.items():
+        values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in own:
+            value = row["options"].get(option, default)
+            alone = {**row["options"], option: default} in (BASE, {**BASE, option: default})
+            if alone and isinstance(value, (str, int, float)):
+                values[value][row["text"]].append(row["loss"] - base[row["text"], row["seed"]])
+        keys = sorted(values, key=lambda key: (isinstance(key, str), key))
+        figure, axes = plt.subplots(figsize=(5.6, 3.2), layout="constrained")
+        for shift, text in ((-0.06, "python"), (0.06, "tinyshakespeare")):
+            found = [values[key][text] for key in keys]
+            errors = [stdev(each) if len(each) > 1 else 0.0 for each in found]
+            places = [place + shift for place in range(len(keys))]
+            axes.errorbar(places, list(map(mean, found)), yerr=errors, marker="o", ls="none", capsize=3, label=text)
+        axes.axhline(0, color="k", lw=0.4)
+        axes.set_xticks(range(len(keys)), [f"{key}{' (base)' * (key == default)}" for key in keys], rotation=12)
+        axes.set(xlabel=option, ylabel=f"loss - loss of the base, {SHORT} steps")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        figure.savefig(DOCS / f"tuning-{option.replace('_', '-')}.png", dpi=110)
+        plt.close(figure)
+
+
 def main() -> None:
     draw_response()
     data = rows()
     if data:
+        draw_tuning(data)
         draw_losses(data)
         draw_options(data)
 

@@ -16,6 +16,7 @@ NEEDS = {
     "transformers_trainer": "transformers",
     "accelerate_loop": "accelerate",
     "lightning_module": "lightning",
+    "lora": "peft",
     "digits_convnet": "sklearn",
 }
 

@@ -36,7 +36,7 @@ from dash_shampoo.stacks import Bank, arrange
 class Dash(Optimizer):
     """Shampoo with stacked blocks and inverse roots by matrix products (arXiv 2602.02016).
 
-    For each block G (r x c) of a matrix of a parameter's gradient::
+    For each block G (r x c) of a matrix of a parameter's gradient:
 
         L <- beta2 L + (1 - beta2) G G^T        R <- beta2 R + (1 - beta2) G^T G        M <- beta1 M + (1 - beta1) G
         U  = (L + damping)^(-1/p) M (R + damping)^(-1/p)           the roots renewed every ``update_every`` steps
