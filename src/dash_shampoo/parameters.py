@@ -10,14 +10,15 @@ from torch import Tensor
 
 from dash_shampoo.blocks import pieces, stack_shape
 from dash_shampoo.names import names
-from dash_shampoo.parallel.boxes import is_distributed, unsupported
+from dash_shampoo.parallel.boxes import as_plain, is_distributed, is_wrapper, local, unsupported
 
 
 def check_parameters(groups: list[dict[str, Any]]) -> None:
     """Refuses parameters that Dash cannot move, or cannot read as their group says.
 
     Raises:
-        TypeError: complex, not floating point, sparse, distributed or on the meta device, or with a sparse gradient.
+        TypeError: complex, not floating point, sparse, distributed or on the meta device, of a subclass that cannot be
+            written to, or with a sparse gradient.
             A parameter that is frozen, with neither ``requires_grad`` nor a gradient, may be anything.
         ValueError: the group's ``view`` or splits do not fit the parameter's shape.
     """
@@ -94,4 +95,22 @@ def _problem(parameter: Tensor, group: Mapping[str, Any]) -> str | None:
         return "is partitioned by DeepSpeed, which hides its shape: use fully_shard (FSDP2) or DistributedDataParallel"
     if parameter.grad is not None and parameter.grad.layout != torch.strided:
         return "has a sparse gradient; use dense gradients (sparse=False in nn.Embedding)"
+    if is_wrapper(held := local(parameter)) and not _is_writable(held):
+        return (
+            f"is a {type(held).__name__}, which clone and copy_ do not read and write: Dash moves such parameters by "
+            "them; implement both in its __torch_dispatch__, or optimise the tensor that it wraps"
+        )
     return None
+
+
+@torch.no_grad()
+def _is_writable(held: Tensor) -> bool:
+    """Whether a wrapper subclass takes new values, tried on a clone."""
+    if not held.numel():
+        return True
+    try:
+        twin, before = held.detach().clone(), as_plain(held, held.dtype)
+        twin.copy_(torch.zeros_like(before) if before.any() else torch.ones_like(before))
+        return not torch.equal(as_plain(twin, held.dtype), before)
+    except (NotImplementedError, TypeError):
+        return False

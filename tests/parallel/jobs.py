@@ -23,6 +23,7 @@ from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel import world
 from dash_shampoo.parallel.boxes import local, placement
 from dash_shampoo.parallel.world import World
+from tests.quantised import Int8Weight
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "block_size": 8, "update_every": 2, "weight_decay": 0.1, "damping": 1e-3}
 
@@ -384,3 +385,35 @@ def experts(cuts: list[int], sizes: tuple[int, ...], replicas: int) -> bool:
         one.step()
         many.step()
     return torch.equal(whole(stack), torch.stack([each.detach() for each in separate]))
+
+
+def quantised_steps(strategy: str, steps: int) -> list[Tensor]:
+    """The values of int8 weights after some steps: replicated, cut along rows as `fully_shard` does, or alone."""
+    shapes = [(16, 8), (24, 20), (9,)]
+    mesh = None if strategy == "alone" else init_device_mesh("cpu", (dist.get_world_size(),))
+    kind: Any = Shard(0) if strategy == "fsdp" else Replicate()
+    weights = []
+    for i, shape in enumerate(shapes):
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(i))
+        if mesh is not None:
+            values = distribute_tensor(values, mesh, [kind]).to_local()
+        own: Any = Int8Weight.of(values)
+        if mesh is not None and strategy == "fsdp":
+            own = DTensor.from_local(own, mesh, [kind], shape=torch.Size(shape), stride=torch.empty(shape).stride())
+        weights.append(nn.Parameter(own))
+    optimizer = Dash(weights, **OPTIONS)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for weight, shape in zip(weights, shapes, strict=True):
+            gradient = torch.randn(shape, generator=generator)
+            sharded = isinstance(weight, DTensor)
+            weight.grad = distribute_tensor(gradient, mesh, [kind]) if sharded else gradient
+        optimizer.step()
+    found = []
+    for weight in weights:
+        held = local(weight)
+        values = torch.empty(held.shape).copy_(held.detach())
+        if isinstance(weight, DTensor):
+            values = DTensor.from_local(values, mesh, [kind], shape=weight.shape, stride=weight.stride()).full_tensor()
+        found.append(values)
+    return found

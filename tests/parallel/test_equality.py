@@ -130,3 +130,14 @@ def test_experts_in_one_parameter_move_as_parameters_of_their_own(
     processes: Processes, cuts: list[int], sizes: tuple[int, ...], replicas: int
 ) -> None:
     assert all(processes.run(jobs.experts, 4, cuts, sizes, replicas))
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_quantised_weights_move_as_on_one_process(processes: Processes, strategy: str) -> None:
+    """A rounding more or less of the update may move a value to its neighbour, at most a step of 2^-4 away."""
+    many = processes.run(jobs.quantised_steps, 2, strategy, STEPS)
+    one = jobs.quantised_steps("alone", STEPS)
+    for own in many:
+        for got, expected in zip(own, one, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0.07)
+            assert (got != expected).float().mean() < 0.02

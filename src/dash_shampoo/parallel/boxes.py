@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+import torch
 from torch import Size, Tensor
 
 from dash_shampoo.blocks import Tile, is_matrix, stack_shape
@@ -88,6 +89,19 @@ def is_distributed(parameter: Tensor) -> bool:
     return hasattr(parameter, "placements")
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor's values lie somewhere else, as those of a quantised weight that dequantises itself.
+
+    It has no memory that views could share, and a list of tensors with it may not be given to one call.
+    """
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def as_plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A plain tensor with the values of any."""
+    return torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
+
+
 def local(tensor: Any) -> Tensor:
     """What this process holds of a tensor."""
     held: Tensor = tensor.to_local() if is_distributed(tensor) else tensor
@@ -97,11 +111,12 @@ def local(tensor: Any) -> Tensor:
 def local_gradient(parameter: Any) -> Tensor | None:
     """What this process holds of a parameter's gradient, cut like the parameter; ``None`` without a gradient."""
     gradient: Any = parameter.grad
-    if gradient is None or not is_distributed(parameter):
-        return gradient
-    if gradient.placements != parameter.placements:  # autograd leaves some as partial sums
-        gradient = gradient.redistribute(placements=parameter.placements)
-    return local(gradient)
+    if gradient is None:
+        return None
+    if is_distributed(parameter) and gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)  # autograd leaves some as partial sums
+    held = local(gradient)
+    return as_plain(held, held.dtype) if is_wrapper(held) else held
 
 
 def placement(parameter: Any, ranks: Sequence[int], view: str) -> Placement:

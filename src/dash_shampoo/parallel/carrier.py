@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
-from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
+from dash_shampoo.parallel.pieces import Weights, Wrapped, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -97,8 +97,12 @@ class Carrier:
 class Direct(Carrier):
     """Parameters that this process holds alone."""
 
+    def begin(self, gradients: Gradients) -> None:
+        super().begin(gradients)
+        self._wrapped = Wrapped(self._dtype)
+
     def deliver(self, update: Tensor, taken: Tensor, runs: Sequence[tuple[Run, Tensor]]) -> None:
-        with Weights() as weights:
+        with Weights(self._wrapped) as weights:
             pieces = []
             for run, blocks in runs:
                 if _is_staged(run, self._device):
@@ -108,6 +112,10 @@ class Direct(Carrier):
                     targets = [run.tile.of(weights.stack(member.parameter, run.view)) for member in run.members]
                 pieces += [piece for piece in pieces_of(run, updates, targets) if self.has_gradient(piece.place)]
             settle(pieces, taken, self._dtype)
+
+    def end(self, taken: Tensor) -> None:
+        super().end(taken)
+        self._wrapped.write_back()
 
 
 def _is_staged(run: Run, device: torch.device) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dash_shampoo.blocks import as_stack
 from dash_shampoo.factors import workspace
-from dash_shampoo.parallel.boxes import Box, local
+from dash_shampoo.parallel.boxes import Box, as_plain, is_wrapper, local
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.portions import portions
 
@@ -33,22 +33,52 @@ def pieces_of(run: Run, updates: Tensor, weights: Sequence[Tensor]) -> list[Piec
     ]
 
 
+class Wrapped:
+    """Parameters that are wrapper subclasses: each is read into a plain tensor, and written back whole, once a step.
+
+    A quantised weight rounds at each write, and nothing but its own operations reach its values.
+
+    Args:
+        dtype: of the plain tensors, that of the stacks: in the weight's own, bfloat16, small updates would be lost.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._plain: dict[int, tuple[Tensor, Tensor]] = {}  # by parameter: what is held, and its values
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """What this process holds of a parameter, to write to: itself, or its values until `write_back`."""
+        held = local(parameter)
+        if not is_wrapper(held):
+            return held
+        if id(parameter) not in self._plain:
+            self._plain[id(parameter)] = held, as_plain(held, self._dtype)
+        return self._plain[id(parameter)][1]
+
+    def write_back(self) -> None:
+        """Writes what has been read."""
+        for held, values in self._plain.values():
+            held.copy_(values)
+        self._plain.clear()
+
+
 class Weights:
     """What this process holds of parameters, to write to; leaving writes back what could not be read as a view."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrapped: Wrapped) -> None:
+        self._wrapped = wrapped
         self._stacks: dict[int, tuple[Tensor, Tensor]] = {}  # by parameter: what is held, and its matrices
 
     def of(self, run: Run, box: Box, held: Box) -> list[Tensor]:
         """The ``box`` of each member of a run, of which this process holds ``held``: in its own shape if that is it."""
         if box == held:
-            return [local(member.parameter) for member in run.members]
+            return [self._wrapped.of(member.parameter) for member in run.members]
         return [box.of(self.stack(member.parameter, run.view), held) for member in run.members]
 
     def stack(self, parameter: Tensor, view: str) -> Tensor:
         """What is held, as matrices: (k, rows, columns)."""
         if id(parameter) not in self._stacks:
-            held = local(parameter)
+            held = self._wrapped.of(parameter)
             self._stacks[id(parameter)] = held, as_stack(held, view)
         return self._stacks[id(parameter)][1]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.parallel.carrier import Carrier, Gradients
-from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
+from dash_shampoo.parallel.pieces import Weights, Wrapped, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -51,10 +51,12 @@ class Replicated(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = self._buffer = None
-        with Weights() as weights:
+        wrapped = Wrapped(self._dtype)
+        with Weights(wrapped) as weights:
             pieces = []
             for run, owner, start in self._runs:
                 updates = arrived[owner, start : start + run.size]
                 held = run.held.boxes[self._world.rank]
                 pieces += pieces_of(run, updates, weights.of(run, run.box, held))
             settle(pieces, taken, self._dtype)
+        wrapped.write_back()

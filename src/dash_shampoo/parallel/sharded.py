@@ -11,7 +11,7 @@ from torch import Tensor
 from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel.boxes import Box
 from dash_shampoo.parallel.carrier import Carrier, Gradients
-from dash_shampoo.parallel.pieces import Weights, pieces_of, settle
+from dash_shampoo.parallel.pieces import Weights, Wrapped, pieces_of, settle
 from dash_shampoo.parallel.runs import Run
 from dash_shampoo.parallel.world import World
 
@@ -110,11 +110,13 @@ class Sharded(Carrier):
         arrived, wait = self._arriving
         wait()
         self._arriving = None
-        with Weights() as weights:
+        wrapped = Wrapped(self._dtype)
+        with Weights(wrapped) as weights:
             pieces = []
             for updates, (run, box) in _cut(arrived, self._awaited):
                 pieces += pieces_of(run, updates, weights.of(run, box, self._held(run)))
             settle(pieces, taken, self._dtype)
+        wrapped.write_back()
 
     def _held(self, run: Run) -> Box:
         """What this process holds of each of a run's parameters."""
