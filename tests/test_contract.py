@@ -241,34 +241,6 @@ def test_options_are_per_group_though_groups_share_stacks() -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=12),
-        lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3, cycle_momentum=True),
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
-        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
-        torch.optim.lr_scheduler.ReduceLROnPlateau,
-    ],
-)
-def test_schedulers_drive_dash_as_they_drive_adamw(make: Any) -> None:
-    mine, other = parameters([(9, 7)], torch.float64), parameters([(9, 7)], torch.float64)
-    optimizers = [
-        Dash(mine, lr=0.1, betas=(0.9, 0.95), start_step=1000, weight_decay=0.1),
-        torch.optim.AdamW(other, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1),
-    ]
-    schedulers = [make(optimizer) for optimizer in optimizers]
-    for step in range(10):
-        for params, optimizer, scheduler in zip((mine, other), optimizers, schedulers, strict=True):
-            give_gradients(params, step)
-            optimizer.step()
-            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                scheduler.step(1.0)
-            else:
-                scheduler.step()
-    torch.testing.assert_close(mine[0], other[0], rtol=1e-10, atol=1e-10)
-
-
 def test_groups_added_later_move_like_groups_given_at_first() -> None:
     params, twins = parameters(SHAPES), parameters(SHAPES)
     optimizer = Dash(params[:2], lr=0.1, block_size=4, solver="eigh")

@@ -150,7 +150,8 @@ def take_over(
             entries["age"] = int(entries.get("age", 0))
             for key in [key for key in entries if tile_of(key) is not None and key not in shapes]:
                 del entries[key]
-    state.clear()
+    for known in [known for known in state if isinstance(known, Tensor)]:  # other keys are the user's
+        del state[known]
     state.update(own)
 
 

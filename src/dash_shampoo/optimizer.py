@@ -280,7 +280,8 @@ class Dash(Optimizer):
             how often a float64 eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
         """
         factors = [factors for bank in self._banks for factors in bank.factors.values()]
-        entries = [entry for state in self.state.values() for entry in state.items()]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        entries = [entry for parameter in parameters for entry in self.state.get(parameter, {}).items()]
         return {
             "skipped": _total(value for key, value in entries if key == "skipped"),
             "roots": sum(map(len, factors)),

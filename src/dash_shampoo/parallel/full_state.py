@@ -64,7 +64,7 @@ def gather(optimizer: Optimizer, part: dict[str, Any], ownership: Ownership, to:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     ids = [i for group in part["param_groups"] for i in group["params"]]
-    states, here = {}, True
+    states, here = {key: own for key, own in part["state"].items() if key not in ids}, True
     for i, parameter in zip(ids, parameters, strict=True):
         world = ownership.worlds.of(parameter)
         here = here and to in (None, world.rank)
@@ -79,23 +79,25 @@ def gather(optimizer: Optimizer, part: dict[str, Any], ownership: Ownership, to:
     return {**part, "state": states} if here else None
 
 
-def refuse_mixture(saved: Mapping[Any, Mapping[str, Any]], own: Mapping[Tensor, Mapping[str, Any]]) -> None:
+def refuse_mixture(saved: Mapping[Any, Any], own: Mapping[Any, Any]) -> None:
     """Refuses a state that fills up another's with this optimizer's own, as torch.distributed.checkpoint does.
 
     Where a full state dict lacks an entry, `set_optimizer_state_dict` puts what the optimizer has at the time: zeros.
 
     Args:
-        saved: the state that is to be loaded, by parameter.
+        saved: the state that is to be loaded, by parameter. Users may have left more in it, under other keys.
         own: the optimizer's.
 
     Raises:
         ValueError: a parameter's step count is another's, and some of its tensors are those that are in use.
     """
-    live = {id(value) for state in own.values() for value in state.values() if isinstance(value, Tensor)}
+    states = [state for state in own.values() if isinstance(state, Mapping)]
+    live = {id(value) for state in states for value in state.values() if isinstance(value, Tensor)}
     mixed = [
         str(name)
         for name, state in saved.items()
-        if "step" in state
+        if isinstance(state, Mapping)
+        and "step" in state
         and id(state["step"]) not in live
         and any("." in key and id(value) in live for key, value in state.items())
     ]
