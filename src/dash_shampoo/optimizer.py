@@ -81,9 +81,9 @@ class Dash(Optimizer):
         bias_correction: whether means are corrected for their zero start.
         maximize: go up the gradient.
         algorithm: "shampoo", or "adamw" for a group that AdamW shall move.
-        on_nonfinite: what a gradient does that has a NaN or an infinity, or whose squared norm overflows: "skip" leaves
-            its parameter and its state as they are at this step; "raise" stops before any parameter moves, for which it
-            waits for the device at every step.
+        on_nonfinite: what a gradient does that has a NaN or an infinity, or whose squared norm overflows, or that is
+            missing on some of the processes that hold replicas: "skip" leaves its parameter and its state as they are
+            at this step; "raise" stops before any parameter moves, for which it waits for the device at every step.
         state_dtype: "bf16" keeps means of gradients, the momentum and inverse roots in bfloat16, and row and column
             means alone of the squares that Adam or RMSprop grafting needs: twice the parameters, as AdamW, in place of
             4 times. Factors, AdamW's squares and all of float64 parameters stay as they are.
@@ -305,7 +305,8 @@ class Dash(Optimizer):
             closure: computes the loss and the gradients anew; its loss is returned.
 
         Raises:
-            FloatingPointError: a gradient is not finite and its group says ``on_nonfinite="raise"``.
+            FloatingPointError: a gradient is not finite, or missing on some of the processes that hold replicas, and
+                its group says ``on_nonfinite="raise"``; the message says which.
             RuntimeError: another process has failed, or has other parameters or options (docs/distributed.md).
             TypeError: a gradient is sparse.
             ValueError: the groups' options have become invalid, or no longer fit the state.
@@ -340,28 +341,31 @@ class Dash(Optimizer):
         self._settle([bank for bank in banks if bank.is_known()])
 
     def _refuse_nonfinite(self, bank: Bank, survey: Survey) -> None:
-        """Raises for gradients that are not finite, where their groups ask for it; only that waits for the device."""
+        """Raises for gradients that cannot be used, where their groups ask for it; only that waits for the device."""
         if all(group["on_nonfinite"] == "skip" for group in bank.groups):
             return
-        bad = (survey.present & ~survey.good).tolist()
         called = names(self.param_groups)
-        refused = [
-            called[id(parameter)]
-            for parameter, group, refuse in zip(bank.parameters, bank.groups, bad, strict=True)
-            if refuse and group["on_nonfinite"] == "raise"
-        ]
-        if refused:
+        asked = [group["on_nonfinite"] == "raise" for group in bank.groups]
+        faults = {
+            "is not finite": survey.whole & ~survey.good,
+            "is missing on some of the processes that hold replicas": survey.present & ~survey.whole,
+        }
+        found = []
+        for fault, bad in faults.items():
+            refused = [p for p, *both in zip(bank.parameters, asked, bad.tolist(), strict=True) if all(both)]
+            if refused:
+                found.append(f"the gradient of {few([called[id(parameter)] for parameter in refused])} {fault}")
+        if found:
             for each in self._banks:
                 each.forget()
-            raise FloatingPointError(f"the gradient of {few(refused)} is not finite; no parameter has been moved")
+            raise FloatingPointError(f"{', and '.join(found)}; no parameter has been moved")
 
     def _warn_of_skipped_steps(self) -> None:
         if not self._warned and any(bank.has_skipped() for bank in self._banks):
             self._warned = True
             warnings.warn(
-                "a gradient was not finite, or missing on some processes that hold replicas: its parameter skips the "
-                "step, which diagnostics() counts; "
-                "on_nonfinite='raise' stops there instead",
+                "a gradient was not finite, or missing on some of the processes that hold replicas: its parameter "
+                "skips the step, which diagnostics() counts; on_nonfinite='raise' stops there instead, and says which",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -169,6 +169,24 @@ def on_some_ranks(step: int, index: int) -> bool:
     return step == 1 and index in (1, 3) and dist.get_rank() == dist.get_world_size() - 1
 
 
+def refused_gradients(nan: bool) -> list[Any]:
+    """Whether nothing moved at three steps; before that of the second its error, since the last process lacks some."""
+    model = prepare(make_model(), "replicated")
+    optimizer = Dash(model.named_parameters(), **OPTIONS, on_nonfinite="raise")
+    found: list[Any] = []
+    for step in range(3):
+        before = [whole(parameter) for parameter in model.parameters()]
+        give(model, step, on_some_ranks)
+        if nan and step == 1:
+            list(model.parameters())[2].grad.fill_(torch.nan)
+        try:
+            optimizer.step()
+        except FloatingPointError as caught:
+            found.append(str(caught))
+        found.append(all(map(torch.equal, before, [whole(parameter) for parameter in model.parameters()])))
+    return found
+
+
 def partly_missing(strategy: str) -> dict[str, Any]:
     """Steps with gradients that the last process lacks: what moved, and what the optimizer says of it."""
     model = prepare(make_model(), strategy)

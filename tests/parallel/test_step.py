@@ -46,6 +46,18 @@ def test_a_gradient_that_some_processes_lack_skips_the_step_if_replicated(proces
     assert_equal([each["parameters"] for each in found], found[0]["parameters"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("nan", [False, True])
+def test_a_gradient_that_some_replicas_lack_is_called_missing(processes: Processes, nan: bool) -> None:
+    lacking = "is missing on some of the processes that hold replicas"
+    for before, message, left, after in processes.run(jobs.refused_gradients, 3, nan):
+        said, _, end = message.rpartition("; ")
+        *rest, missing = said.split(", and ")
+        assert missing == f"the gradient of embedding.weight, wide.bias {lacking}"
+        assert rest == (["the gradient of wide.weight is not finite"] if nan else [])
+        assert end == "no parameter has been moved"
+        assert (before, left, after) == (False, True, False)
+
+
 @pytest.mark.parametrize("strategy", ["replicated", "fsdp", "hsdp"])
 @pytest.mark.parametrize("on_nonfinite", ["skip", "raise"])
 def test_a_gradient_that_is_not_finite_on_one_process(processes: Processes, strategy: str, on_nonfinite: str) -> None:

@@ -31,7 +31,8 @@ class Survey(NamedTuple):
     """What is known of the gradients at a step, the same on every process: each (p,), per parameter of a bank."""
 
     present: Tensor  # whether there is one
-    good: Tensor  # whether it is there, whole and finite
+    whole: Tensor  # whether all processes have one that must
+    good: Tensor  # whether it is whole and finite
     nonzero: Tensor  # whether its norm is not zero, nor underflows
 
 
@@ -96,7 +97,8 @@ class Census:
             for i, rate in enumerate(rates):
                 bits.copy_((bits + _bits_of(rate).roll(i).to(bits.device)) % 2)
         self._exchange(report)
-        return Survey(came > 0, (came >= self._needed) & torch.isfinite(squares), norms > 0)
+        whole = came >= self._needed
+        return Survey(came > 0, whole, whole & torch.isfinite(squares), norms > 0)
 
     def announce(self) -> bool:
         """Tells the others, in the place of a survey, that this process arranges its stacks anew; whether all do."""
