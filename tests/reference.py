@@ -13,8 +13,6 @@ from torch import Tensor
 def inverse_root(factor: Tensor, p: int, damping: float, epsilon: float) -> Tensor:
     values, vectors = torch.linalg.eigh(factor)
     values = values.clamp(min=0)
-    if values.max() == 0:
-        return torch.eye(len(factor), dtype=factor.dtype)
     bound = values.max() * (values / values.max()).pow(4).sum().pow(0.25)
     return vectors @ torch.diag((values + damping * bound + epsilon) ** (-1 / p)) @ vectors.T
 
@@ -27,10 +25,12 @@ class Block:
         self.L, self.R = torch.zeros(rows, rows).double(), torch.zeros(columns, columns).double()
         self.M, self.V = torch.zeros(rows, columns).double(), torch.zeros(rows, columns).double()
         self.velocity = torch.zeros(rows, columns).double()
+        self.Li: Tensor | None = None  # before the first gradient there is nothing to take a root of
+        self.Ri: Tensor | None = None
 
     def update(self, G: Tensor) -> Tensor:
         o, (beta1, beta2) = self.o, self.o["betas"]
-        graft_beta2 = o["graft_beta2"] or beta2
+        graft_beta2 = beta2 if o["graft_beta2"] is None else o["graft_beta2"]
         self.t += 1
         self.L = beta2 * self.L + (1 - beta2) * G @ G.T
         self.R = beta2 * self.R + (1 - beta2) * G.T @ G
@@ -45,7 +45,7 @@ class Block:
         U = step
         if self.sides and self.t >= o["start_step"]:
             U = self.precondition(M, 1 - beta2**self.t if corrected else 1.0)
-            if o["grafting"] != "none":
+            if o["grafting"] != "none" and U.norm() > 0:
                 U = U * step.norm() / U.norm()
         if self.sides and o["momentum"]:
             self.velocity = o["momentum"] * self.velocity + U
@@ -54,20 +54,21 @@ class Block:
 
     def precondition(self, M: Tensor, correction: float) -> Tensor:
         o = self.o
-        if (self.t - o["start_step"]) % o["update_every"] == 0:
+        if self.L.any() and (self.Li is None or (self.t - o["start_step"]) % o["update_every"] == 0):
             p = o["root"] or 2 * len(self.sides)
             self.Li = inverse_root(self.L / correction, p, o["damping"], o["epsilon"])
             self.Ri = inverse_root(self.R / correction, p, o["damping"], o["epsilon"])
+        if self.Li is None or self.Ri is None:
+            return M  # which is zero
         left = self.Li @ M if "L" in self.sides else M
         return left @ self.Ri if "R" in self.sides else left
 
     def grafted(self, M: Tensor, V: Tensor) -> Tensor:
         method, eps = self.o["grafting"] if self.sides else "adam", self.o["graft_eps"]
-        if method == "adam":
-            return M / (V.sqrt() + eps)
-        if method in ("rmsprop", "adagrad"):
-            return M / (self.V.sqrt() + eps)
-        return M
+        if method not in ("adam", "rmsprop", "adagrad"):
+            return M
+        root = (V if method == "adam" else self.V).sqrt() + eps
+        return torch.where(root > 0, M / root, 0)  # without graft_eps, entries that have had no gradient stay
 
 
 def is_thin(rows: int, columns: int) -> bool:
@@ -110,6 +111,7 @@ class Reference:
     def __init__(self, parameter: Tensor, **options: Any) -> None:
         self.o = options
         self.W = parameter.detach().double().clone()
+        self.begun = False
         stack = self.stack()
         _, rows, columns = stack.shape
         vector = self.W.ndim < 2 or (options["sides"] == "auto" and 1 in (rows, columns))
@@ -134,7 +136,13 @@ class Reference:
             return self.W.reshape(1, shape[0], prod(shape[1:]))
         return self.W.reshape(prod(shape[:-2]), *shape[-2:])
 
-    def step(self, gradient: Tensor) -> None:
+    def step(self, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
+        self.begun = self.begun or bool(gradient.any())
+        if not self.begun:  # zeros before the first other gradient let weights decay, and do nothing else
+            self.W = (1 - self.o["lr"] * self.o["weight_decay"]) * self.W
+            return
         sign = -1.0 if self.o["maximize"] else 1.0
         stack = self.stack()
         G = sign * gradient.double().reshape(stack.shape)

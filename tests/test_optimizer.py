@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,11 +45,16 @@ def give_gradients(params: list[torch.nn.Parameter], step: int, scale: float = 1
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
 
-def run_against_reference(params: list[torch.nn.Parameter], steps: int, **options: Any) -> list[tuple[Tensor, Tensor]]:
+def run_against_reference(
+    params: list[torch.nn.Parameter],
+    steps: int,
+    give: Callable[[list[torch.nn.Parameter], int], None] = give_gradients,
+    **options: Any,
+) -> list[tuple[Tensor, Tensor]]:
     optimizer = Dash(params, **options)
     references = [Reference(parameter, **optimizer.param_groups[0]) for parameter in params]
     for step in range(steps):
-        give_gradients(params, step)
+        give(params, step)
         optimizer.step()
         for parameter, reference in zip(params, references, strict=True):
             reference.step(parameter.grad)
@@ -104,6 +110,48 @@ def test_every_option_means_what_the_reference_says(
     )
     for got, expected in pairs:
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+
+
+# When the first gradient of a parameter comes, and what there is before.
+NEVER = 100
+COMINGS = st.tuples(st.sampled_from([0, 0, 1, 2, NEVER]), st.sampled_from(["zero", "none"]))
+
+
+@given(
+    comings=st.lists(COMINGS, min_size=len(SHAPES), max_size=len(SHAPES)),
+    parts=st.lists(st.tuples(*[st.sampled_from([0, 0, 3, NEVER])] * 4), min_size=len(SHAPES), max_size=len(SHAPES)),
+    block_size=st.sampled_from([3, 5, 16]),
+    grafting=st.sampled_from(["adam", "rmsprop", "adagrad", "sgd", "none"]),
+    graft_eps=st.sampled_from([0.0, 1e-8]),
+    update_every=st.sampled_from([1, 2, 4, 50]),
+    bias_correction=st.booleans(),
+    vectors=st.sampled_from(["adamw", "shampoo"]),
+    momentum=st.sampled_from([0.0, 0.8]),
+)
+def test_blocks_and_parameters_without_gradients_move_as_the_reference_says(
+    comings: list[tuple[int, str]], parts: list[tuple[int, ...]], **options: Any
+) -> None:
+    """Quarters of a parameter, and parameters, get gradients late or never; without ``graft_eps`` that is 0 / 0."""
+
+    def give(params: list[torch.nn.Parameter], step: int) -> None:
+        give_gradients(params, step)
+        for parameter, (first, before), quarters in zip(params, comings, parts, strict=True):
+            if step < first:
+                parameter.grad = None if before == "none" else torch.zeros_like(parameter)
+            elif parameter.ndim > 1:
+                for quarter, part in zip(quarters_of(parameter.grad), quarters, strict=True):
+                    if step < part:
+                        quarter.zero_()
+
+    pairs = run_against_reference(
+        parameters(SHAPES), steps=6, give=give, lr=0.1, solver="eigh", damping=1e-2, weight_decay=0.1, **options
+    )
+    for got, expected in pairs:
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+
+
+def quarters_of(gradient: Tensor) -> list[Tensor]:
+    return [quarter for half in gradient.tensor_split(2) for quarter in half.tensor_split(2, dim=1)]
 
 
 @pytest.mark.parametrize("solver", ["minimax", "newton-db", "coupled-newton", "eigh"])
