@@ -28,7 +28,7 @@ from dash_shampoo import factors, shampoo
 from dash_shampoo.kernels import bmm
 from dash_shampoo.parallel.pieces import Piece, decay
 from dash_shampoo.roots.solve import Root
-from dash_shampoo.stacks import Bank, Part
+from dash_shampoo.stacks import Part
 from dash_shampoo.train.settings import Settings
 
 RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
@@ -41,12 +41,12 @@ class Candidate:
     Attributes:
         options: of the optimizer.
         settings: of the run.
-        stages: functions by what they replace, a path within `dash_shampoo`.
+        stages: functions, or constants, by what they replace, a path within `dash_shampoo`.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    stages: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    stages: Mapping[str, Any] = field(default_factory=dict)
 
     def __add__(self, other: Candidate) -> Candidate:
         return Candidate(
@@ -72,16 +72,9 @@ def look_ahead_everywhere(part: Part, steps: Tensor) -> Tensor:
     return gradient.lerp(part.moment, beta1) / shampoo.bias(beta1, steps + 1)
 
 
-def renewals(when: Callable[[int, int], bool]) -> Callable[[Bank, list[int]], list[bool]]:
-    """`optimizer._due` that renews roots at the step t (from 1) of a parameter if ``when(t, update_every)``."""
-
-    def due(bank: Bank, ages: list[int]) -> list[bool]:
-        return [
-            bank.expects(i) and when(age, group["update_every"])
-            for i, (group, age) in enumerate(zip(bank.groups, ages, strict=True))
-        ]
-
-    return due
+def renewals(when: Callable[[int, int], bool]) -> Callable[[int, int, int], bool]:
+    """`stacks.is_due` that renews roots at the step t (from 1) of a parameter if ``when(t, update_every)``."""
+    return lambda since, _, every: when(since + 1, every)
 
 
 def doubling(t: int, every: int) -> bool:
@@ -154,9 +147,11 @@ inverse_root = factors.inverse_root
 
 LOOK_AHEAD = Candidate(stages={"shampoo.update_moments": keep_gradient, "shampoo.mean_gradient": look_ahead})
 NADAM = LOOK_AHEAD + Candidate(stages={"shampoo.mean_gradient": look_ahead_everywhere})
-EARLY = Candidate(stages={"optimizer._due": renewals(doubling)})
-FIRST = Candidate(stages={"optimizer._due": renewals(each_of_first)})
-GROWING = Candidate(stages={"optimizer._due": renewals(growing)})
+EARLY = Candidate(stages={"stacks.is_due": renewals(doubling)})
+FIRST = Candidate(stages={"stacks.is_due": renewals(each_of_first)})
+GROWING = Candidate(stages={"stacks.is_due": renewals(growing)})
+TURNS = Candidate(stages={"renewals.LEAST": 0.0})  # also in small models
+AT_ONCE = Candidate(stages={"renewals.LEAST": math.inf})
 KL = Candidate(stages={"shampoo.update_factors": kl_factors})
 PSEUDO = Candidate(stages={"factors.inverse_root": pseudo_inverse})
 CAUTIOUS = Candidate(stages={"parallel.pieces.decay": cautious})
@@ -180,6 +175,8 @@ CANDIDATES = {
     "base": Candidate(),
     "look-ahead": LOOK_AHEAD,
     "look-ahead, AdamW too": NADAM,
+    "turns": TURNS,
+    "at once": AT_ONCE,
     "early": EARLY,
     "first": FIRST,
     "growing": GROWING,
@@ -209,6 +206,7 @@ CANDIDATES = {
         for n in (1, 50)
         for name, candidate in {
             "": Candidate(),
+            "turns, ": TURNS,
             "look-ahead, ": LOOK_AHEAD,
             "early, ": EARLY,
             "growing, ": GROWING,

@@ -9,13 +9,14 @@ import io
 import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dash_shampoo import Dash
+from dash_shampoo import Dash, renewals
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
 
@@ -146,9 +147,11 @@ groups = st.lists(
 
 
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=EXAMPLES < 1000)
-@given(groups=groups, script=st.lists(events, min_size=1, max_size=8))
-def test_parameters_stay_finite_and_resume_is_bit_equal(groups: Any, script: list[tuple[str, Any]]) -> None:
-    with warnings.catch_warnings():
+@given(groups=groups, script=st.lists(events, min_size=1, max_size=8), least=st.sampled_from([0.0, renewals.LEAST]))
+def test_parameters_stay_finite_and_resume_is_bit_equal(
+    groups: Any, script: list[tuple[str, Any]], least: float
+) -> None:
+    with warnings.catch_warnings(), mock.patch.object(renewals, "LEAST", least):
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             case = Case(groups)

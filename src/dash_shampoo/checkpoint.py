@@ -98,8 +98,9 @@ def _held(state: Mapping[str, Any], parameter: Tensor, now: Mapping[str, Any], s
         if key in state:
             number = state[key].reshape(()) if isinstance(state[key], Tensor) else state[key]
             kept[key] = torch.as_tensor(number, dtype=dtype, device=parameter.device)
-    if "age" in state:
-        kept["age"] = int(state["age"])
+    for key in ("age", "turn"):
+        if key in state:
+            kept[key] = int(state[key])
     for key, value in kept.items():
         if not isinstance(value, Tensor):
             continue
@@ -146,8 +147,8 @@ def take_over(
     for bank in banks:
         states = [own[parameter] for parameter in bank.parameters]
         bank.take(states, slabs)
-        for entries, shapes in zip(states, bank.shapes(), strict=True):
-            entries["age"] = int(entries.get("age", 0))
+        for entries, shapes, turn in zip(states, bank.shapes(), bank.turns, strict=True):
+            entries["age"], entries["turn"] = int(entries.get("age", 0)), int(entries.get("turn", turn))
             for key in [key for key in entries if tile_of(key) is not None and key not in shapes]:
                 del entries[key]
     for known in [known for known in state if isinstance(known, Tensor)]:  # other keys are the user's

@@ -141,6 +141,11 @@ def cut(parameter: Tensor, group: Mapping[str, Any]) -> list[tuple[StackKey, Til
     return found
 
 
+def number_of(name: str) -> int:
+    """The number of a tile among its parameter's, by its name in the state."""
+    return int(name.removeprefix("tile"))
+
+
 def _grafting(group: Mapping[str, Any], small: bool) -> str:
     factored = f"factored-{group['grafting']}"
     return factored if small and factored in METHODS else str(group["grafting"])

@@ -53,7 +53,8 @@ class Dash(Optimizer):
         weight_decay: decoupled weight decay, as in AdamW.
         block_size: largest rows and columns of a block. Larger blocks precondition more, and cost their cube.
         solver: how inverse roots are computed: a name or a solver of `dash_shampoo.roots`.
-        update_every: steps between two renewals of a parameter's roots, counted from its first preconditioned step.
+        update_every: steps between two renewals of a tile's roots, after the first, which all have at once; tiles take
+            turns, so that steps are about equally long.
         damping: added to a factor before its root, relative to the bound ||L^2||_F^(1/2) of its largest eigenvalue.
         epsilon: added to a factor before its root, absolute (the paper's form of damping).
         precision: of the products that make roots, one of `dash_shampoo.kernels.PRECISIONS`; "auto" is "mixed" on
@@ -334,7 +335,8 @@ class Dash(Optimizer):
         taken = []
         for bank, survey in zip(banks, surveys, strict=True):
             taken.append(bank.admit(survey, [self.state[p]["age"] == 0 for p in bank.parameters]))
-        for each in zip(banks, ages, taken, strict=True):
+        turns = [[self.state[p]["turn"] for p in bank.parameters] for bank in banks]
+        for each in zip(banks, ages, turns, taken, strict=True):
             _step(*each)
         for bank, own in zip(banks, taken, strict=True):
             bank.end(own)
@@ -387,7 +389,8 @@ class Dash(Optimizer):
         check_parameters(self.param_groups)
         refuse_flattened(self.param_groups, self._had_matrices)
         called = names(self.param_groups)
-        entries = self._ownership.entries(parameters)
+        turns = {parameter: state["turn"] for parameter, state in self.state.items() if "turn" in state}
+        entries = self._ownership.entries(parameters, turns)
         self._agreement.announce()
         self._agreement.compare(entries, called, self._wire)
         self._warn_of_stale_parameters(entries, called)
@@ -468,23 +471,15 @@ def _total(values: Iterable[Tensor | float]) -> int:
     return sum(int(torch.cat(own).sum()) for own in found.values())
 
 
-def _step(bank: Bank, ages: list[int], taken: Tensor) -> None:
+def _step(bank: Bank, ages: list[int], turns: list[int], taken: Tensor) -> None:
     """The paper's algorithm for the blocks that this process owns; `Bank.end` moves the parameters that others hold."""
-    started = [age >= group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
+    since = [age - group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
     bank.begin()
     parts = [(part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()]
     for part, live, steps in parts:
         shampoo.accumulate(part, live, steps)
-    for factors, lanes in bank.lanes_due(*_due(bank, ages)):
+    for factors, lanes in bank.lanes_due(since, turns):
         factors.update_roots(lanes)
     for part, live, steps in parts:
-        shampoo.move(part, taken, live, steps, part.where(started))
+        shampoo.move(part, taken, live, steps, part.where([steps >= 0 for steps in since]))
     bank.send()
-
-
-def _due(bank: Bank, ages: list[int]) -> tuple[list[bool], list[bool]]:
-    """Whether each parameter's roots are renewed at this step, and whether those are that it has none of yet."""
-    since = [age - group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
-    waiting = [bank.expects(i) and steps >= 0 for i, steps in enumerate(since)]
-    every = [group["update_every"] for group in bank.groups]
-    return [w and s % e == 0 for w, s, e in zip(waiting, since, every, strict=True)], waiting

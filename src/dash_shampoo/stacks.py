@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
-from dash_shampoo.layout import StackKey, moment_dtype, state_dtype
+from dash_shampoo.layout import StackKey, moment_dtype, number_of, state_dtype
 from dash_shampoo.options import described
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
 from dash_shampoo.parallel.carrier import Carrier, Direct, Gradients
@@ -27,6 +27,7 @@ from dash_shampoo.parallel.replicated import Replicated
 from dash_shampoo.parallel.runs import Member, Run, runs
 from dash_shampoo.parallel.sharded import Sharded
 from dash_shampoo.parallel.world import World
+from dash_shampoo.renewals import is_due, turn_of_tile
 from dash_shampoo.slabs import Slab, Slot, State
 from dash_shampoo.watch import Watch
 
@@ -58,6 +59,8 @@ class Part:
             self._slabs["velocity"] = Slab(_slots(runs, "velocity"), key.block, small, device)
         places = [member.place for member in self.members for _ in range(member.tile.blocks)]
         self.owner = torch.tensor(places, device=device)  # (n,)
+        # Each tile's parameter, number and blocks, in the order of the blocks.
+        self.tiles = [(each.place, number_of(name), blocks) for each in self.members for name, blocks in each.names]
         self._groups: list[tuple[Mapping[str, Any], int]] = []  # in a row, each with its number of blocks
         for _, alike in groupby(self.members, key=lambda member: id(member.group)):
             own = list(alike)
@@ -156,6 +159,7 @@ class Bank:
     Attributes:
         parameters: those it serves, in the order of the groups.
         groups: of each parameter.
+        turns: of each parameter, unless its state has another.
         parts: of the stack of each `StackKey`, with the blocks that this process owns.
         factors: one per `FactorKey`.
     """
@@ -168,13 +172,15 @@ class Bank:
         self.world = world
         self.parameters: list[Tensor] = []
         self.groups: list[dict[str, Any]] = []
+        self.turns: list[int] = []
         self._carriers: dict[type[Carrier], Carrier] = {}
         self._gradients: Gradients = []
         placements = []
         members: dict[tuple[StackKey, int], list[Member]] = {}  # by their owner too
-        for place, (parameter, group, _, tiles, owners) in enumerate(entries):
+        for place, (parameter, group, _, tiles, owners, turn) in enumerate(entries):
             self.parameters.append(parameter)
             self.groups.append(group)
+            self.turns.append(turn)
             held = placement(parameter, world.ranks, group["view"])
             placements.append(held)
             for (key, tile, name), owner in zip(tiles, owners, strict=True):
@@ -243,7 +249,7 @@ class Bank:
 
     def holds(self, states: list[State]) -> bool:
         """Whether parameters' states, in the order of `parameters`, are the bank's own still; if so, opens the bank."""
-        counted = all(type(state.get("age")) is int for state in states)
+        counted = all(type(state.get(key)) is int for state in states for key in ("age", "turn"))
         return counted and all(slab.holds(states) for slab in self.slabs)
 
     def entries(self, state: Mapping[Tensor, State]) -> Iterator[Tensor]:
@@ -338,22 +344,24 @@ class Bank:
         """Whether a parameter has skipped a step, as far as the host knows without waiting for the device."""
         return bool(self._watch.read(wait=False))
 
-    def lanes_due(self, due: list[bool], waiting: list[bool]) -> Iterator[tuple[Factors, list[int]]]:
-        """The factors that have lanes whose roots are to be renewed, with those lanes.
+    def lanes_due(self, since: list[int], turns: list[int]) -> Iterator[tuple[Factors, list[int]]]:
+        """The factors that have lanes whose roots are made at this step, with those lanes.
 
         Args:
-            due: the parameters whose roots are, by index.
-            waiting: those of whose roots the first of all are, as soon as there is a factor to take them from.
+            since: steps of each parameter since Shampoo's first; negative before.
+            turns: of each parameter.
         """
+        every = [group["update_every"] for group in self.groups]
+        takes = [self.expects(place) and steps >= 0 for place, steps in enumerate(since)]
         chosen: dict[FactorKey, list[int]] = {key: [] for key in self.factors}
         for part in self.parts:
             for side in part.sides:
                 lane, without = side.start, self.factors[side.key].without_root()
-                for member in part.members:
-                    own = range(lane, lane + member.tile.blocks)
-                    if due[member.place]:
+                for place, number, blocks in part.tiles:
+                    own = range(lane, lane + blocks)
+                    if takes[place] and is_due(since[place], turn_of_tile(turns[place], number), every[place]):
                         chosen[side.key] += own
-                    elif without and waiting[member.place]:
+                    elif takes[place] and without:
                         chosen[side.key] += [lane for lane in own if lane in without]
                     lane = own.stop
         for key, lanes in chosen.items():

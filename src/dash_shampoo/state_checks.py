@@ -17,7 +17,7 @@ from dash_shampoo.parallel.boxes import is_distributed
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors in a parameter's state, as `layout` gives them
 
 # Entries of the state that are numbers; the others are of tiles.
-COUNTS = ("age", "step", "skipped")
+COUNTS = ("age", "turn", "step", "skipped")
 
 
 def tile_of(key: str) -> str | None:
@@ -47,7 +47,7 @@ def check_fit(state: Mapping[str, Any], shapes: Shapes, name: str) -> None:
     strange = {key for key in state if tile_of(key) is None and key not in COUNTS}
     if strange and not any(map(tile_of, state)):
         raise ValueError(f"the state of {name} is that of another optimizer: it keeps {few(sorted(strange))}")
-    for key, shape in {"age": (), **shapes}.items():
+    for key, shape in {"age": (), "turn": (), **shapes}.items():
         if key in state and (problem := _misfit(key, state[key], tuple(shape))):
             raise ValueError(f"the state of {name} does not fit: {key} {problem}")
 

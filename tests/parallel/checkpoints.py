@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from dash_shampoo import Dash, param_groups
+from dash_shampoo import Dash, param_groups, renewals
 from dash_shampoo.parallel.world import World
 from tests.parallel import jobs
 
@@ -41,8 +41,12 @@ def advance(model: nn.Module, optimizer: Dash, first: int, stop: int) -> None:
         optimizer.step()
 
 
+@mock.patch.object(renewals, "LEAST", 0.0)
 def train(strategy: str, first: int, stop: int, route: str, folder: str | None, out: str | None) -> list[Tensor]:
-    """Trains from step ``first`` to ``stop``, resuming from ``folder`` and saving to ``out`` by a ``route``."""
+    """Trains from step ``first`` to ``stop``, resuming from ``folder`` and saving to ``out`` by a ``route``.
+
+    Roots are renewed in turns, as those of large models are.
+    """
     model, optimizer = make(strategy)
     if folder is not None:
         {"dcp": load_dcp, "whole": load_whole, "full": load_full}[route](model, optimizer, folder)

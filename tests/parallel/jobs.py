@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from dash_shampoo import Dash, param_groups
+from dash_shampoo import Dash, param_groups, renewals
 from dash_shampoo.blocks import as_stack
 from dash_shampoo.parallel import world
 from dash_shampoo.parallel.boxes import local, placement
@@ -106,6 +106,7 @@ def prepare(model: nn.Module, strategy: str) -> nn.Module:
     return model
 
 
+@mock.patch.object(renewals, "LEAST", 0.0)
 def steps(
     strategy: str,
     count: int,
@@ -114,7 +115,7 @@ def steps(
     missing: Callable[[int, int], bool] = lambda *_: False,
     zero: Callable[[int, int], bool] = lambda *_: False,
 ) -> list[Tensor]:
-    """The parameters after some steps with given gradients."""
+    """The parameters after some steps with given gradients; roots are renewed in turns, as in large models."""
     model = prepare(make_model(dtype), strategy)
     optimizer = Dash(param_groups(model), **{**OPTIONS, **(options or {})})
     for step in range(count):

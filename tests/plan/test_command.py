@@ -42,9 +42,9 @@ def test_the_table_says_what_each_rank_takes(call: Call) -> None:
     assert "llama-953m, 953,223,168 parameters, fsdp on 8 x h200" in done.stdout
     rows = {line[:24].strip(): line.split() for line in done.stdout.splitlines()}
     assert rows["blocks"][-5:-4] == ["1,087"]
-    for name in ("means", "grafting statistics", "factors, roots", "momentum", "workspace (peak)", "roots, when due"):
+    for name in ("means", "grafting statistics", "factors, roots", "momentum", "workspace (peak)", "roots, at most"):
         assert name in rows
-    for name in ("gradients sent", "updates received", "survey sent", "exchange", "step, averaged", "step with roots"):
+    for name in ("gradients sent", "updates received", "survey sent", "exchange", "step, averaged", "longest step"):
         assert name in rows
     assert "load balance" in done.stdout
     assert "50% of the peak rates" in done.stdout

@@ -36,7 +36,7 @@ def planned(kind: str, strategy: str, size: int, given: dict[str, Any], dtype: t
         tiles = tiles_of(parameters(jobs.make_model(kind, dtype), chosen.defaults))
     some = ranks(STRATEGIES[strategy], size, 2 if strategy == "hsdp" else None)
     rates = Rates(DEVICES["cpu"], 0.5)
-    return make(tiles, own(tiles, some), some, rates, wire=chosen.wire, device=torch.device("cpu"))
+    return make(tiles, own(tiles, some, torch.device("cpu")), some, rates, wire=chosen.wire, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixed shapes"])

@@ -70,7 +70,15 @@ def root(factor: FactorKey, itemsize: int = 4) -> Work:
     return Work(2.0 * count * b**3, itemsize * (3 * count + ROOT_PASSES) * b**2)
 
 
+def renewal(key: StackKey, tile: Tile) -> float:
+    """What renewing a tile's roots costs, in the unit of `cost`."""
+    return _total(stages(key, tile, 1)["roots"])
+
+
 def cost(key: StackKey, tile: Tile, group: Mapping[str, Any]) -> float:
     """What balances ownership: the work of a step on a tile, in flops and bytes at their usual exchange rate."""
-    total = sum(stages(key, tile, group["update_every"]).values(), Work())
-    return total.flops + FLOPS_PER_BYTE * total.bytes
+    return _total(sum(stages(key, tile, group["update_every"]).values(), Work()))
+
+
+def _total(work: Work) -> float:
+    return work.flops + FLOPS_PER_BYTE * work.bytes

@@ -57,7 +57,7 @@ def plan_model(model: nn.Module, given: Mapping[str, Any], ranks: Ranks, rates: 
     chosen = options(given)
     tiles = tiles_of(parameters(model, chosen.defaults))
     precise = rates._replace(precision=precision(chosen.defaults, device))
-    return make(tiles, own(tiles, ranks), ranks, precise, wire=chosen.wire, device=device)
+    return make(tiles, own(tiles, ranks, device), ranks, precise, wire=chosen.wire, device=device)
 
 
 def precision(defaults: Mapping[str, Any], device: torch.device) -> str:

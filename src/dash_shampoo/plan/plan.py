@@ -14,7 +14,7 @@ from dash_shampoo.plan.arrays import Real, Whole
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.seconds import Rates, exchange_seconds, stage_seconds
 from dash_shampoo.plan.tiles import STAGES, Tiles
-from dash_shampoo.plan.traffic import Traffic, per_rank, traffic
+from dash_shampoo.plan.traffic import Traffic, busiest, per_rank, traffic
 from dash_shampoo.plan.workspace import peak
 
 
@@ -27,7 +27,7 @@ class Plan:
         amounts: by name, (ranks,) each: those of `plan.tiles.Cut`; "state", "workspace" and "memory" in bytes;
             "wire/WHAT/sent" and "wire/WHAT/received" in bytes for "gradients", "updates" and "survey", and "wire/sent"
             and "wire/received" in all; "cost" in FLOPs, as ownership counts them; "seconds/STAGE", "seconds/exchange",
-            "seconds" of a step on average, and "seconds/step with roots".
+            "seconds" of a step on average, and "seconds/longest step". What is due is that of the step with the most.
     """
 
     ranks: Ranks
@@ -76,10 +76,10 @@ def plain(values: Real) -> list[float | int]:
     return [float(value) for value in values]
 
 
-def own(tiles: Tiles, ranks: Ranks) -> tuple[Whole, Real]:
+def own(tiles: Tiles, ranks: Ranks, device: torch.device) -> tuple[Whole, Real]:
     """Who owns each tile, as in a run, and the modelled cost of each rank."""
     loads = [0.0] * ranks.size
-    owners = assign(tiles.costs, loads)
+    owners = assign(tiles.costs, loads, tiles.turns(device).tolist())
     return np.array(owners, np.int64), np.array(loads)
 
 
@@ -106,6 +106,9 @@ def make(
     size = tiles.size
     narrow = size if wire is None else wire.itemsize
     amounts = {name: per_rank(owners, tiles.amount(name), ranks) for name in tiles.names()}
+    turns = tiles.turns(device)
+    for name in ("flops/roots due", "traffic/roots due"):
+        amounts[name] = busiest(owners, turns, tiles.every, tiles.amount(name), ranks)
     # Every rank has two counters for each parameter: of its steps, and of those that it skipped (int64).
     amounts["state/numbers"] += len(tiles.cuts) * (size + 8)
     amounts["state"] = _sum(amounts, "state/")
@@ -124,7 +127,7 @@ def make(
     amounts |= {f"seconds/{stage}": each for stage, each in seconds.items()}
     amounts["seconds/exchange"] = exchange
     amounts["seconds"] = _sum(amounts, "seconds/")
-    amounts["seconds/step with roots"] = amounts["seconds"] - seconds["roots"] + due
+    amounts["seconds/longest step"] = amounts["seconds"] - seconds["roots"] + due
     return Plan(ranks, amounts)
 
 

@@ -42,7 +42,7 @@ class Rates(NamedTuple):
 
 
 def stage_seconds(amounts: Mapping[str, Real], rates: Rates) -> dict[str, Real]:
-    """Seconds of each stage of Dash and of the "roots due" of a step that renews them: (ranks,) each.
+    """Seconds of each stage of Dash on average, and of the "roots due" at the step with the most: (ranks,) each.
 
     Args:
         amounts: "flops/STAGE" and "traffic/STAGE", (ranks,) each.

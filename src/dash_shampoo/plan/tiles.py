@@ -14,8 +14,9 @@ from torch import Tensor
 from dash_shampoo.blocks import Tile
 from dash_shampoo.layout import StackKey, cut, layout, moment_dtype, state_dtype
 from dash_shampoo.parallel.boxes import axes, extent
-from dash_shampoo.parallel.cost import cost, stages
+from dash_shampoo.parallel.cost import cost, renewal, stages
 from dash_shampoo.plan.arrays import Real, Whole
+from dash_shampoo.renewals import least, take_turns, turn_of_tile
 
 # What each tensor of a tile's state is, by its name in the state.
 KINDS = {
@@ -47,8 +48,10 @@ class Cut:
         stop: the one after its last.
         width: elements of each tile in a row, or matrix.
         amounts: what each tile takes, by name: "tiles", "blocks", "elements"; "state/KIND" bytes; "flops/STAGE" and
-            "traffic/STAGE" per step, FLOPs of products and bytes of memory, and for the step in which roots are due
-            "flops/roots due" and "traffic/roots due".
+            "traffic/STAGE" per step, FLOPs of products and bytes of memory, and for the step in which its roots are
+            due "flops/roots due" and "traffic/roots due".
+        every: steps between two renewals of the roots.
+        renewals: what balances them, of each tile.
     """
 
     shape: tuple[int, int]
@@ -61,6 +64,8 @@ class Cut:
     stop: Whole
     width: Whole
     amounts: dict[str, Real]
+    every: int
+    renewals: list[float]
 
 
 def cut_parameter(parameter: Tensor, group: Mapping[str, Any]) -> Cut:
@@ -86,6 +91,8 @@ def cut_parameter(parameter: Tensor, group: Mapping[str, Any]) -> Cut:
         stop=np.array([box[axis][1] for box in boxes], np.int64),
         width=np.array([box.size // box.shape[axis] for box in boxes], np.int64),
         amounts=amounts,
+        every=group["update_every"],
+        renewals=[renewal(key, tile) for key, tile, _ in tiles],
     )
 
 
@@ -157,6 +164,22 @@ class Tiles:
     def costs(self) -> list[float]:
         """What balances ownership, of each tile."""
         return [cost for each in self.cuts for cost in each.costs]
+
+    @property
+    def every(self) -> int:
+        """Steps between two renewals of the roots, the most if parameters differ."""
+        return max(each.every for each in self.cuts)
+
+    def turns(self, device: torch.device) -> Whole:
+        """The turn of each tile in a new run on a device, in steps from 0 to below ``every``."""
+        costs, every = [each.renewals for each in self.cuts], [each.every for each in self.cuts]
+        found = take_turns(costs, every, [None] * len(costs), least(device))
+        turns = [
+            turn_of_tile(turn, number) % period
+            for turn, own, period in zip(found, costs, every, strict=True)
+            for number in range(len(own))
+        ]
+        return np.array(turns, np.int64)
 
     def amount(self, name: str) -> Real:
         """One of `Cut.amounts`, of each tile."""

@@ -39,6 +39,13 @@ def per_rank(owners: Whole, values: Real | Whole, ranks: Ranks) -> Real:
     return total
 
 
+def busiest(owners: Whole, turns: Whole, every: int, values: Real, ranks: Ranks) -> Real:
+    """The sum of one value per tile over those tiles of each rank whose turn it is, at the step with the most."""
+    steps = np.bincount(owners * every + turns, weights=values, minlength=ranks.size * every)
+    most: Real = steps.reshape(ranks.size, every).max(axis=1)
+    return most
+
+
 def traffic(tiles: Tiles, owners: Whole, ranks: Ranks) -> Traffic:
     """The buffers of a step.
 
