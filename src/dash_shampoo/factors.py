@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dash_shampoo.host import to_device
 from dash_shampoo.kernels import temporaries
 from dash_shampoo.pairs import Folded, Packed
 from dash_shampoo.roots import Eigh, Solver, inverse_root, resolve_precision, root_of_zero
@@ -192,7 +193,7 @@ def _index(lanes: Sequence[int], device: torch.device) -> slice | Tensor:
     """What picks ``lanes``, given in their order, out of a tensor: a range, if they are one."""
     if lanes[-1] - lanes[0] < len(lanes):
         return slice(lanes[0], lanes[-1] + 1)
-    return torch.tensor(lanes, device=device)
+    return to_device(lanes, torch.int64, device)
 
 
 class Side(NamedTuple):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dash_shampoo.factors import FactorKey, Factors, Side, keep_freed_memory, workspace
 from dash_shampoo.grafting import METHODS, Grafting, Scalar
+from dash_shampoo.host import to_device
 from dash_shampoo.layout import StackKey, moment_dtype, number_of, state_dtype
 from dash_shampoo.options import described
 from dash_shampoo.parallel.boxes import Placement, local_gradient, placement
@@ -61,10 +62,13 @@ class Part:
         self.owner = torch.tensor(places, device=device)  # (n,)
         # Each tile's parameter, number and blocks, in the order of the blocks.
         self.tiles = [(each.place, number_of(name), blocks) for each in self.members for name, blocks in each.names]
-        self._groups: list[tuple[Mapping[str, Any], int]] = []  # in a row, each with its number of blocks
+        self._groups: list[Mapping[str, Any]] = []  # in a row
+        group_of: list[int] = []
         for _, alike in groupby(self.members, key=lambda member: id(member.group)):
             own = list(alike)
-            self._groups.append((own[0].group, sum(member.tile.blocks for member in own)))
+            group_of += [len(self._groups)] * sum(member.tile.blocks for member in own)
+            self._groups.append(own[0].group)
+        self._group_of = torch.tensor(group_of, device=device)  # (n,)
 
     @property
     def slabs(self) -> list[Slab]:
@@ -96,18 +100,17 @@ class Part:
 
     def option(self, name: str) -> Scalar:
         """An option of the members' groups: a number where they agree, else one per block (n, 1, 1)."""
-        values = [_option(group, name) for group, _ in self._groups]
+        values = [_option(group, name) for group in self._groups]
         if all(value == values[0] for value in values):
             return values[0]
-        spread = [value for value, (_, count) in zip(values, self._groups, strict=True) for _ in range(count)]
-        return torch.tensor(spread, dtype=self.dtype, device=self.owner.device).view(-1, 1, 1)
+        return to_device(values, self.dtype, self.owner.device)[self._group_of].view(-1, 1, 1)
 
     def where(self, flags: list[bool]) -> bool | Tensor:
         """One flag per parameter of the bank, for this part's blocks: a bool where they agree, else (n, 1, 1)."""
         own = {flags[member.place] for member in self.members}
         if len(own) == 1:
             return own.pop()
-        return self.per_block(torch.tensor(flags, device=self.owner.device))
+        return self.per_block(to_device(flags, torch.bool, self.owner.device))
 
     def gather(self, live: Tensor) -> Tensor:
         """The gradients' blocks (n, r, c) in the stack's dtype; zero in blocks that are not ``live`` (n, 1, 1)."""

@@ -1,6 +1,5 @@
 """Batched matrix products, each with a precision of its own."""
 
-from dash_shampoo.kernels.apart import cached_apart
 from dash_shampoo.kernels.device import has_tensor_cores
 from dash_shampoo.kernels.flags import strict_products
 from dash_shampoo.kernels.products import (
@@ -20,7 +19,6 @@ __all__ = [
     "Product",
     "accumulate",
     "bmm",
-    "cached_apart",
     "coarsest",
     "has_tensor_cores",
     "matmul",

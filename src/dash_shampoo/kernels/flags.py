@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dash_shampoo.kernels.apart import cached_apart
+from dash_shampoo.apart import cached_apart
 from dash_shampoo.kernels.device import has_tensor_cores
 
 # The flags are the process's own: two threads that change and restore them in turn would leave them changed.
@@ -77,7 +77,7 @@ def _held(flag: Any, value: str) -> Iterator[None]:
         flag.fp32_precision = "none" if follows else before
 
 
-@cached_apart
+@cached_apart()
 def _onednn_is_exact() -> bool:
     """Whether products on the CPU stay true float32 ones when torch permits bfloat16.
 

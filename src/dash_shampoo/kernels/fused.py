@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels.apart import cached_apart
+from dash_shampoo.apart import cached_apart
 from dash_shampoo.kernels.device import has_tensor_cores
 from dash_shampoo.kernels.formats import ROUNDOFF
 
@@ -137,7 +137,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-@cached_apart
+@cached_apart()
 def _works(kind: str, precision: str, device: torch.device) -> bool:
     """Whether a kernel compiles for a device and is right there; one warning if not, none where Triton is not there."""
     try:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dash_shampoo.host import to_device
 from dash_shampoo.parallel.boxes import Placement
 from dash_shampoo.parallel.world import World
 from dash_shampoo.watch import Watch
@@ -86,12 +87,10 @@ class Census:
         there = [gradient for gradient in gradients if gradient is not None]
         if there:
             own = torch.stack(torch._foreach_norm(there, 2, dtype=report.dtype))
-            present: Tensor | slice = slice(None)
-            if len(there) < len(self._came):
-                present = torch.tensor([i for i, came in enumerate(self._came) if came], device=report.device)
-            came[present] = 1
-            squares[present] = own * own / self._copies[present]
-            norms[present] = own / self.world.size
+            present = to_device((i for i, came in enumerate(self._came) if came), torch.int64, report.device)
+            came.index_fill_(0, present, 1)
+            squares.index_copy_(0, present, own * own / self._copies[present])
+            norms.index_copy_(0, present, own / self.world.size)
         if self.world.size > 1:
             bits.copy_(self._digest(options))
             for i, rate in enumerate(rates):
@@ -152,8 +151,8 @@ class Census:
     def _digest(self, options: str) -> Tensor:
         if self._options is None or self._options[0] != options:
             digest = int.from_bytes(hashlib.sha256(options.encode()).digest()[: BITS // 8], "big")
-            bits = torch.tensor([float(digest >> i & 1) for i in range(BITS)], dtype=self._copies.dtype, device="cpu")
-            self._options = options, bits.to(self._copies.device, non_blocking=True)
+            bits = (digest >> i & 1 for i in range(BITS))
+            self._options = options, to_device(bits, self._copies.dtype, self._copies.device)
         return self._options[1]
 
 

@@ -107,11 +107,12 @@ def descend(pieces: list[Piece]) -> None:
     """W <- W - lr update; the updates are used up."""
     for group, own in _by_group(pieces):
         updates, weights = [piece.update for piece in own], [piece.weight for piece in own]
-        if isinstance(group["lr"], Tensor):
-            torch._foreach_mul_(updates, -group["lr"].to(updates[0].device).reshape(()))
+        lr = group["lr"]
+        if isinstance(lr, Tensor) and lr.device == updates[0].device:
+            torch._foreach_mul_(updates, -lr.reshape(()))
             torch._foreach_add_(weights, updates)
         else:
-            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+            torch._foreach_add_(weights, updates, alpha=-float(lr))  # of a tensor on the host, without a wait
 
 
 def _by_group(pieces: list[Piece]) -> Iterable[tuple[Mapping[str, Any], list[Piece]]]:

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import Product, cached_apart
+from dash_shampoo.apart import cached_apart
+from dash_shampoo.kernels import Product
 from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like, mirrored
 
 EVALUATIONS = ("clenshaw", "paterson-stockmeyer")
@@ -58,7 +59,7 @@ class Chebyshev(Solver):
         return paterson_stockmeyer(series, variable, product)
 
 
-@cached_apart
+@cached_apart()
 def expansion(p: int, low: float, degree: int) -> tuple[float, ...]:
     """Chebyshev coefficients of x^(-1/p) on [``low``, 1], from many more samples than the degree."""
     samples = 16 * (degree + 1) + 1024
@@ -70,7 +71,7 @@ def expansion(p: int, low: float, degree: int) -> tuple[float, ...]:
     return tuple(coefficients.tolist())
 
 
-@cached_apart
+@cached_apart()
 def largest_error(p: int, low: float, degree: int) -> float:
     """Largest relative error of the cut-off expansion on [``low``, 1]."""
     x = torch.logspace(math.log10(low), 0, 2000, dtype=torch.float64)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import Product, cached_apart
+from dash_shampoo.apart import cached_apart
+from dash_shampoo.kernels import Product
 
 SCALINGS = ("bound", "frobenius", "power-iteration", "multi-power-iteration", "paper-multi-power-iteration")
 
@@ -89,7 +90,7 @@ def _normalise(vectors: Tensor) -> Tensor:
     return vectors / norms.masked_fill(norms == 0, 1)
 
 
-@cached_apart
+@cached_apart()
 def starts(b: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """``count`` random unit vectors (b, count), the same every time, from a generator of their own."""
     generator = torch.Generator().manual_seed(2602_02016)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dash_shampoo.kernels import cached_apart
+from dash_shampoo.apart import cached_apart
 
 # How far above 1 an eigenvalue of the scaled matrix may lie: rounding, and nothing else, since the scale is a bound.
 TOP = 1.001
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     error: float
 
 
-@cached_apart
+@cached_apart()
 def schedule(p: int, low: float, degree: int = 2, tolerance: float | None = None) -> tuple[Step, ...]:
     """The polynomials q_1, q_2, ... that take the spectrum [``low``, 1] to 1 within ``tolerance``.
 
