@@ -19,11 +19,12 @@ def main() -> None:
     torch.manual_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
-    # Under DDP save_state() saves the first process's state: so each process has all of it.
-    optimizer = Dash(param_groups(model), lr=1e-2, update_every=5, process_group=None)
+    dash = Dash(param_groups(model), lr=1e-2, update_every=5)
     x = torch.randn(512, 16)
     batches = DataLoader(TensorDataset(x, x.norm(dim=1, keepdim=True)), batch_size=32, shuffle=True)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    model, optimizer, batches = accelerator.prepare(model, dash, batches)
+    # Under DDP save_state() saves what the first process has: it gets the whole state for that.
+    accelerator.register_save_state_pre_hook(lambda *_: dash.consolidate_state_dict())
     losses = []
     for _ in range(6):
         for some_x, some_y in batches:

@@ -4,9 +4,9 @@ import tempfile
 
 import torch
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, get_cosine_schedule_with_warmup
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from dash_shampoo import Dash, param_groups
+from dash_shampoo.integrations import DashFactory, trainer_callback
 
 STEPS = 30
 
@@ -26,8 +26,6 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=16, **sizes))
-    optimizer = Dash(param_groups(model), lr=1e-2, update_every=5)
-    schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=STEPS)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
@@ -37,9 +35,17 @@ def main() -> None:
             save_steps=STEPS // 2,
             report_to=[],
             use_cpu=not torch.cuda.is_available(),
+            lr_scheduler_type="cosine",
+            warmup_steps=5,
             disable_tqdm=True,
         )
-        trainer = Trainer(model, arguments, train_dataset=Counting(), optimizers=(optimizer, schedule))
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=Counting(),
+            optimizer_cls_and_kwargs=(DashFactory, {"lr": 1e-2, "update_every": 5}),
+            callbacks=[trainer_callback()],  # saves all of the state under DDP too
+        )
         trainer.train()
         trainer.train(resume_from_checkpoint=f"{folder}/checkpoint-{STEPS // 2}")
     losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]

@@ -25,6 +25,30 @@ class DashFactory:
         return Dash(param_groups(model), **options)
 
 
+def trainer_callback() -> Any:
+    """A callback with which Transformers' Trainer saves all of Dash's state under DistributedDataParallel.
+
+    Trainer saves ``state_dict()`` of the first process. Before it does, this gathers the state there.
+
+    Returns:
+        What ``Trainer(callbacks=[...])`` takes.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    from transformers import TrainerCallback
+
+    class Consolidate(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if control.should_save:
+                optimizer = kwargs["optimizer"]
+                getattr(optimizer, "optimizer", optimizer).consolidate_state_dict()
+
+        on_epoch_end = on_step_end
+
+    return Consolidate()
+
+
 def register_timm(name: str = "dash") -> None:
     """Lets timm make Dash by its name: ``create_optimizer_v2(model, "dash", lr=5e-3, param_group_fn=param_groups)``.
 

@@ -26,7 +26,7 @@ from dash_shampoo.options import (
 from dash_shampoo.parallel.agreement import Agreement
 from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Survey
-from dash_shampoo.parallel.full_state import REMEDIES, asked, gather, refuse_mixture
+from dash_shampoo.parallel.full_state import REMEDIES, Consolidated, asked, gather, refuse_mixture
 from dash_shampoo.parallel.ownership import Entry, Ownership
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.parameters import check_parameters, has_matrices, refuse_duplicates, refuse_flattened
@@ -148,6 +148,7 @@ class Dash(Optimizer):
         self._arrangement: tuple[Any, ...] | None = None
         self._checked: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._warned = False
+        self._consolidated: Consolidated | None = None
         normalise(options)
         super().__init__(params, options)
 
@@ -189,6 +190,7 @@ class Dash(Optimizer):
             raise
         if own_processes:
             self._ownership.worlds.choose(self.param_groups[-1]["params"], process_group)
+        self._consolidated = None
         self._had_matrices.append(has_matrices(self.param_groups[-1]))
         self._checked.append((self.param_groups[-1], snapshot(self.param_groups[-1], self.defaults)))
 
@@ -209,6 +211,7 @@ class Dash(Optimizer):
         for bank in self._banks:
             bank.forget()
         self._arrangement, self._checked, self._warned = None, [], False
+        self._consolidated = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._make_ready_to_save()
@@ -217,7 +220,8 @@ class Dash(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors and numbers: on several processes, of the tiles that this one owns.
 
-        Where torch.distributed.checkpoint asks for a full state dict, that of all processes; collective then.
+        After `consolidate_state_dict` it is that of all processes. So it is where torch.distributed.checkpoint asks for
+        a full state dict; collective then.
 
         Warns:
             RuntimeWarning: it is a part, and nobody asks for parts.
@@ -227,6 +231,8 @@ class Dash(Optimizer):
         wanted = asked() if self.state and self._ownership.is_shared else None
         if wanted is not None and wanted.whole:
             return gather(self, part, self._ownership, None if wanted.everywhere else 0) or part
+        if wanted is None and self._consolidated is not None:
+            return part if self._consolidated.state is None else {**part, "state": self._consolidated.state}
         if wanted is None and self.state and self._ownership.is_partial:
             warnings.warn(f"this state dict is the part of one process. {REMEDIES}", RuntimeWarning, stacklevel=2)
         return part
@@ -247,6 +253,20 @@ class Dash(Optimizer):
         """
         self._make_ready_to_save()
         return gather(self, super().state_dict(), self._ownership, to)
+
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
+        """Gathers the state of all processes, so that `state_dict` has all of it until the next step. Collective.
+
+        For trainers that save ``state_dict()`` of one process. Name and use are those of torch's
+        ZeroRedundancyOptimizer: Lightning calls it by itself; docs/integrations.md has a line for other trainers.
+
+        Args:
+            to: rank of the process whose `state_dict` has all of it, as in `full_state_dict`; ``None`` for all. That of
+                the others stays a part.
+        """
+        if self._ownership.is_shared:
+            whole = self.full_state_dict(to)
+            self._consolidated = Consolidated(None if whole is None else whole["state"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, bit for bit, whatever the parameters' dtype; parameters go by name if named.
@@ -313,6 +333,7 @@ class Dash(Optimizer):
             ValueError: the groups' options have become invalid, or no longer fit the state.
         """
         loss = None
+        self._consolidated = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

@@ -183,6 +183,42 @@ def warned_of_parts(strategy: str) -> dict[str, list[str]]:
     return said
 
 
+def consolidated(strategy: str) -> list[str]:
+    """What a process's state dict is: consolidated for the first, after a step, for all, and after a load."""
+    model, optimizer = make(strategy)
+    advance(model, optimizer, 0, 2)
+    found = []
+
+    def look() -> None:
+        whole = optimizer.full_state_dict(to=None)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            own = optimizer.state_dict()
+        is_whole = whole is not None and _tensors(own).keys() == _tensors(whole).keys()
+        if is_whole:
+            assert all(torch.equal(value.cpu(), _tensors(whole)[key]) for key, value in _tensors(own).items())
+        found.append(("whole" if is_whole else "part") + ", with a warning" * bool(warned))
+
+    optimizer.consolidate_state_dict()
+    look()
+    advance(model, optimizer, 2, 3)
+    look()
+    optimizer.consolidate_state_dict(to=None)
+    look()
+    optimizer.load_state_dict(optimizer.state_dict())
+    look()
+    return found
+
+
+def _tensors(state_dict: dict[str, Any]) -> dict[tuple[Any, str], Tensor]:
+    return {
+        (i, key): value
+        for i, state in state_dict["state"].items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
 def part_of_another(folder: str) -> str:
     """What Dash says of the state of another process."""
     model, optimizer = make("replicated")

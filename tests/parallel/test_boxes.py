@@ -53,6 +53,12 @@ class Cut:
         self.shape, self.device_mesh, self.placements = torch.Size(shape), mesh, [torch.distributed.tensor.Shard(0)]
 
 
+def test_what_a_single_process_holds_is_whole_whatever_its_rank() -> None:
+    parameter: Any = Cut((4, 3), 1)
+    parameter.device_mesh.mesh = torch.tensor([3])
+    assert placement(parameter, (0,), "auto").boxes == [Box((0, 1), (0, 4), (0, 3))]
+
+
 @given(rows=st.integers(0, 100), processes=st.integers(1, 40))
 def test_uneven_cuts_are_those_of_chunk(rows: int, processes: int) -> None:
     parameter: Any = Cut((rows, 3), processes)

@@ -88,11 +88,20 @@ def test_a_part_that_is_loaded_as_the_full_state_is_refused(
 def test_a_part_is_noticed_when_it_is_taken(processes: Processes, strategy: str) -> None:
     for said in processes.run(checkpoints.warned_of_parts, 2, strategy):
         (message,) = said.pop("own")
-        for remedy in ("full_state_dict()", "torch.distributed.checkpoint", "process_group=None"):
+        for remedy in ("full_state_dict()", "torch.distributed.checkpoint", "consolidate_state_dict()"):
             assert remedy in message
         assert not any(said.values())
     (alone,) = processes.run(checkpoints.warned_of_parts, 1, strategy)
     assert not any(alone.values())
+
+
+@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
+def test_a_consolidated_state_dict_is_whole_at_one_process_until_the_next_step(
+    processes: Processes, strategy: str
+) -> None:
+    first, second = processes.run(checkpoints.consolidated, 2, strategy)
+    assert first == ["whole", "part, with a warning", "whole", "part, with a warning"]
+    assert second == ["part", "part, with a warning", "whole", "part, with a warning"]
 
 
 def test_the_part_of_another_process_is_refused(processes: Processes, tmp_path: Path) -> None:

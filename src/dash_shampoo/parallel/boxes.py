@@ -123,11 +123,11 @@ def placement(parameter: Any, ranks: Sequence[int], view: str) -> Placement:
     """How processes hold a parameter of which `unsupported` finds nothing to say.
 
     Args:
-        parameter: a DTensor, or a plain tensor that all processes hold.
+        parameter: a DTensor, or a plain tensor that all processes hold. What a single process holds is whole.
         ranks: global ranks of the processes, in the order of the result.
         view: how the parameter is read; see `stack_shape`.
     """
-    if not is_distributed(parameter):
+    if not is_distributed(parameter) or len(ranks) == 1:
         matrices, rows, columns = stack_shape(parameter.shape, view)
         whole = Box((0, matrices), (0, rows), (0, columns))
         return Placement([whole] * len(ranks), list(range(len(ranks))))

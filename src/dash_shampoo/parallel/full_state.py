@@ -15,8 +15,8 @@ from dash_shampoo.parallel.ownership import Ownership
 
 REMEDIES = (
     "Save what full_state_dict() returns, which every process has to call, or all parts with "
-    "torch.distributed.checkpoint; under trainers that save on one process alone, give Dash process_group=None, so "
-    "that each process has the whole state (docs/distributed.md)"
+    "torch.distributed.checkpoint; under trainers that save on one process alone, have every process call "
+    "consolidate_state_dict() before (docs/integrations.md)"
 )
 
 
@@ -25,6 +25,12 @@ class Asked(NamedTuple):
 
     whole: bool  # the state of all processes
     everywhere: bool  # at all of them; else at the first
+
+
+class Consolidated(NamedTuple):
+    """That the state of all processes has been gathered for `state_dict`."""
+
+    state: dict[int, Any] | None  # here, or ``None`` where it is another process that has it
 
 
 def asked() -> Asked | None:

@@ -1,0 +1,56 @@
+"""A run in another's trainer, killed after a checkpoint on two processes, is resumed to the bit of the unbroken one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "trainers.py"
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+def launch(tool: str, strategy: str, folder: Path, phase: str) -> set[str]:
+    """The checksums of the weights that two processes end with."""
+    pytest.importorskip(tool)
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, str(SCRIPT), tool, strategy, str(folder), phase],
+        capture_output=True,
+        text=True,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        check=False,
+        timeout=240,
+    )
+    assert (done.returncode == 0) == (phase != "killed"), done.stderr
+    assert "the part of one process" not in done.stderr, done.stderr
+    return set(re.findall(rf"{phase} \d ([0-9a-f]{{64}})", done.stdout))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """By tool, of the same network and data for those that train it in a loop: they must agree with each other too."""
+    folder = tmp_path_factory.mktemp("straight")
+    network = launch("accelerate", "ddp", folder, "straight")
+    return {
+        "accelerate": network,
+        "lightning": network,
+        "transformers": launch("transformers", "ddp", folder, "straight"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool", "strategy"),
+    [("accelerate", "ddp"), ("transformers", "ddp"), ("lightning", "ddp"), ("lightning", "fsdp")],
+)
+def test_killed_and_resumed(unbroken: dict[str, set[str]], tmp_path: Path, tool: str, strategy: str) -> None:
+    launch(tool, strategy, tmp_path, "killed")
+    resumed = launch(tool, strategy, tmp_path, "resumed")
+    assert len(resumed) == 1
+    assert resumed == unbroken[tool]
