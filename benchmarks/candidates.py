@@ -25,7 +25,7 @@ from choices import BASE, LR, SEEDS, SHORT, done, record, run, texts
 from torch import Tensor
 
 from dash_shampoo import factors, shampoo
-from dash_shampoo.kernels import bmm
+from dash_shampoo.kernels import accumulate, bmm
 from dash_shampoo.parallel.pieces import Piece, decay
 from dash_shampoo.roots.solve import Root
 from dash_shampoo.stacks import Part
@@ -142,6 +142,28 @@ def cautious(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
+def to_tf32(x: Tensor) -> Tensor:
+    """Float32 numbers rounded to the ten bits of mantissa that tensor cores read of them."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def to_bf16(x: Tensor) -> Tensor:
+    """Float32 numbers rounded to bfloat16."""
+    return x.bfloat16().float()
+
+
+def rounded_products(rounding: Callable[[Tensor], Tensor]) -> Candidate:
+    """Products outside roots, G G^T and L^(-1/p) M R^(-1/p), of rounded numbers, with sums in float32."""
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return bmm(rounding(a), rounding(b))
+
+    def add_product(factor: Tensor, half: Tensor, keep: Tensor, lower: Tensor) -> None:
+        accumulate(factor, rounding(half), keep, lower)
+
+    return Candidate(stages={"shampoo.bmm": product, "pairs.accumulate": add_product})
+
+
 update_moments, update_factors, mean_gradient = shampoo.update_moments, shampoo.update_factors, shampoo.mean_gradient
 inverse_root = factors.inverse_root
 
@@ -176,6 +198,8 @@ CANDIDATES = {
     "look-ahead": LOOK_AHEAD,
     "look-ahead, AdamW too": NADAM,
     "turns": TURNS,
+    "products in TF32": rounded_products(to_tf32),
+    "products in bfloat16": rounded_products(to_bf16),
     "at once": AT_ONCE,
     "early": EARLY,
     "first": FIRST,

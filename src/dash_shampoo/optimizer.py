@@ -495,6 +495,7 @@ def _total(values: Iterable[Tensor | float]) -> int:
 def _step(bank: Bank, ages: list[int], turns: list[int], taken: Tensor) -> None:
     """The paper's algorithm for the blocks that this process owns; `Bank.end` moves the parameters that others hold."""
     since = [age - group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
+    started = [steps >= 0 for steps in since]
     bank.begin()
     parts = [(part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()]
     for part, live, steps in parts:
@@ -502,5 +503,5 @@ def _step(bank: Bank, ages: list[int], turns: list[int], taken: Tensor) -> None:
     for factors, lanes in bank.lanes_due(since, turns):
         factors.update_roots(lanes)
     for part, live, steps in parts:
-        shampoo.move(part, taken, live, steps, part.where([steps >= 0 for steps in since]))
+        shampoo.move(part, taken, live, steps, part.where(started))
     bank.send()
