@@ -15,10 +15,12 @@ from dash_shampoo.plan.budget import choices, plan_model
 from dash_shampoo.plan.devices import DEVICES
 from dash_shampoo.plan.model import meta_model, options, parameters
 from dash_shampoo.plan.plan import Plan, own
+from dash_shampoo.plan.products import LOWER, of_roots
 from dash_shampoo.plan.ranks import Ranks, ranks
 from dash_shampoo.plan.seconds import Rates
 from dash_shampoo.plan.tiles import STAGES, tiles_of
 from dash_shampoo.plan.traffic import traffic
+from dash_shampoo.roots import Minimax, products
 from dash_shampoo.train.llama import SIZES
 from tests.plan import jobs
 
@@ -133,20 +135,15 @@ def test_roots_are_spread_over_the_steps_between_them() -> None:
 def test_roots_of_a_small_model_are_renewed_at_once() -> None:
     found = plan("tiny", Ranks(1, 1), update_every=10).amounts
     assert found["flops/roots due"].sum() == pytest.approx(10 * found["flops/roots"].sum())
-    assert found["seconds/longest step"].max() > 2 * found["seconds"].max()
 
 
 def test_time_follows_the_rates() -> None:
     model, some = meta_model(SIZES["llama-953m"]), Ranks(8, 1)
     slow, fast = (plan_model(model, {}, some, RATES._replace(efficiency=each), CUDA).seconds for each in (0.25, 0.5))
     assert slow == pytest.approx(2 * fast)
-    true = {"precision": "fp32"}
-    tf32 = plan_model(model, true, some, RATES._replace(tf32=True), CUDA).amounts
-    plain = plan_model(model, true, some, RATES, CUDA).amounts
-    assert tf32["seconds/factors"].max() < plain["seconds/factors"].max()
-    assert tf32["seconds/roots"].max() == plain["seconds/roots"].max()
+    plain = plan_model(model, {"precision": "fp32"}, some, RATES, CUDA).amounts
     mixed = plan_model(model, {"precision": "mixed"}, some, RATES, CUDA).amounts
-    assert mixed["seconds/roots"].max() < plain["seconds/roots"].max()
+    assert mixed["seconds/roots"].max() < plain["seconds/roots"].max() / 3
     assert mixed["seconds/factors"].max() == plain["seconds/factors"].max()
     by_rule = plan_model(model, {}, some, RATES, CUDA).amounts
     assert by_rule["seconds/roots"].max() == mixed["seconds/roots"].max()
@@ -182,3 +179,24 @@ def test_boxes_are_those_of_tiles() -> None:
             ((start, stop), width)
             for start, stop, width in zip(own_cut.start, own_cut.stop, own_cut.width, strict=True)
         ]
+
+
+def test_the_host_is_what_a_small_model_waits_for() -> None:
+    large, small = (plan(size, Ranks(1, 1), update_every=1).amounts for size in ("llama-7b", "tiny"))
+    assert large["seconds"].max() > 2 * large["seconds/host"].max()
+    assert small["seconds"].max() == small["seconds/host"].max()
+
+
+def test_a_product_of_a_root_is_counted_by_its_precision_and_what_computes_it() -> None:
+    h100, minimax = DEVICES["h100"], Minimax()
+    count = products(2, damping=1e-4)
+    true, split, mixed, bfloat = (
+        of_roots(minimax, 2, 1e-4, precision, h100) for precision in ("fp32", "fp16x3", "mixed", "bf16x3")
+    )
+    assert true.products == pytest.approx(h100.fp32)
+    # The kernel computes what is on and below the diagonal where products are symmetric.
+    assert h100.fp16 / 3 < split.products <= h100.fp16 / 3 / LOWER
+    assert split.products < mixed.products < h100.fp16 / LOWER
+    assert bfloat.products == pytest.approx(h100.fp16 / 3)
+    assert bfloat.traffic == pytest.approx((136 * count + 32) / (12 * count + 32))
+    assert of_roots(minimax, 2, 1e-4, "fp32", DEVICES["cpu"]).products == pytest.approx(DEVICES["cpu"].fp32)

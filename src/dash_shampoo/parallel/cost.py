@@ -66,8 +66,14 @@ def root(factor: FactorKey, itemsize: int = 4) -> Work:
     b = factor.size
     if isinstance(factor.solver, Eigh):
         return Work(EIGENDECOMPOSITION * b**3, itemsize * ROOT_PASSES * b**2)
-    count = products(factor.root, solver=factor.solver, damping=factor.damping)
+    count = root_products(factor)
     return Work(2.0 * count * b**3, itemsize * (3 * count + ROOT_PASSES) * b**2)
+
+
+@cache
+def root_products(factor: FactorKey) -> int:
+    """Products of two matrices of a factor's inverse root."""
+    return products(factor.root, solver=factor.solver, damping=factor.damping)
 
 
 def renewal(key: StackKey, tile: Tile) -> float:

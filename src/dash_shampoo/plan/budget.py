@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from dash_shampoo.options import roots
+from dash_shampoo.plan.devices import Device
 from dash_shampoo.plan.model import options, parameters
 from dash_shampoo.plan.plan import Plan, make, own
+from dash_shampoo.plan.products import Pace, of_roots
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.seconds import Rates
 from dash_shampoo.plan.tiles import tiles_of
@@ -56,14 +58,15 @@ def plan_model(model: nn.Module, given: Mapping[str, Any], ranks: Ranks, rates: 
     """
     chosen = options(given)
     tiles = tiles_of(parameters(model, chosen.defaults))
-    precise = rates._replace(precision=precision(chosen.defaults, device))
+    precise = rates._replace(roots=pace(chosen.defaults, rates.device, device))
     return make(tiles, own(tiles, ranks, device), ranks, precise, wire=chosen.wire, device=device)
 
 
-def precision(defaults: Mapping[str, Any], device: torch.device) -> str:
-    """The precision of the products that make the roots of matrices."""
+def pace(defaults: Mapping[str, Any], rates: Device, device: torch.device) -> Pace:
+    """How fast the roots of matrices are made."""
     solver, damping = resolve_solver(defaults["solver"]), defaults["damping"]
-    return resolve_precision(defaults["precision"], solver, max(roots(defaults), default=1), damping, device)
+    p = max(roots(defaults), default=1)
+    return of_roots(solver, p, damping, resolve_precision(defaults["precision"], solver, p, damping, device), rates)
 
 
 def choices(

@@ -13,6 +13,7 @@ from rich.console import Console
 from dash_shampoo.plan.budget import Choice, choices, plan_model
 from dash_shampoo.plan.devices import DEVICES
 from dash_shampoo.plan.model import meta_model, options
+from dash_shampoo.plan.paper import show_paper
 from dash_shampoo.plan.plan import Plan
 from dash_shampoo.plan.ranks import STRATEGIES, ranks
 from dash_shampoo.plan.report import show, show_choices
@@ -56,7 +57,6 @@ def command(
     replicas: Annotated[Whole, option(MACHINES, "hsdp: copies of the parameters.")] = None,
     gpu: Annotated[str, option(MACHINES, f"Device: {', '.join(DEVICES)} (h100).")] = "h100",
     efficiency: Annotated[float, option(MACHINES, "Share of the device's peak rates that is reached (0.5).")] = 0.5,
-    tf32: Annotated[bool, option(MACHINES, "torch multiplies float32 matrices in TF32.", "--tf32")] = False,
     memory_budget: Annotated[Number, option(MACHINES, "GB (10^9 bytes) per device for state and workspace.")] = None,
     solver: Annotated[Text, option(OPTIMIZATION, "Solver of the inverse roots.")] = None,
     block_size: Annotated[Whole, option(OPTIMIZATION, "Largest side of a block.")] = None,
@@ -79,7 +79,7 @@ def command(
     own.update(parse_option(text) for text in set_ or [])
     chosen = strategy or ("alone" if world_size == 1 else "fsdp")
     some = ranks(chosen, world_size, replicas)
-    rates = Rates(DEVICES[choose("gpu", gpu, DEVICES)], efficiency, tf32=tf32)
+    rates = Rates(DEVICES[choose("gpu", gpu, DEVICES)], efficiency)
     check(efficiency, memory_budget, json_)
     device = torch.device("cpu" if gpu == "cpu" else "cuda")
     meta = meta_model(config, DTYPES[choose("dtype", dtype, DTYPES)])
@@ -87,12 +87,13 @@ def command(
     console = Console()
     title = Title(model, sum(each.numel() for each in meta.parameters()), dtype, chosen, world_size, some.copies, gpu)
     show(plan, str(title), efficiency, console)
+    show_paper(model, world_size, gpu, console)
     found = []
     if memory_budget is not None:
         found = list(choices(meta, own, some, rates, device))
         show_choices(found, memory_budget * 1e9, console)
     if json_ is not None:
-        used = {"rates": rates.device._asdict(), "efficiency": efficiency, "tf32": tf32, "options": plain_options(own)}
+        used = {"rates": rates.device._asdict(), "efficiency": efficiency, "options": plain_options(own)}
         write(json_, {**title._asdict(), **used}, plan, found, memory_budget)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# How many products of which kind a product in each precision is; "mixed" starts with three, and is counted as such.
-NARROW_PRODUCTS = {"fp16": 1, "bf16": 1, "fp16x3": 3, "bf16x3": 3, "mixed": 3}
+# How many narrow products a product in each precision is.
+NARROW_PRODUCTS = {"fp16": 1, "bf16": 1, "fp16x3": 3, "bf16x3": 3}
 
 
 class Device(NamedTuple):
@@ -29,8 +29,13 @@ class Device(NamedTuple):
     network: float
     per_node: int
 
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether products in narrow formats are faster than float32's."""
+        return self.tf32 > self.fp32
+
     def product(self, precision: str) -> float:
-        """FLOP/s of products in one of `dash_shampoo.kernels.PRECISIONS`, counted as products of two matrices."""
+        """FLOP/s, counted as products of two matrices, in one of `dash_shampoo.kernels.PRECISIONS` but "mixed"."""
         if precision in NARROW_PRODUCTS:
             return self.fp16 / NARROW_PRODUCTS[precision]
         return self.tf32 if precision == "tf32" else self.fp32

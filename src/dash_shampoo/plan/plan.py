@@ -11,6 +11,7 @@ import torch
 from dash_shampoo.parallel.census import report_length
 from dash_shampoo.parallel.ownership import assign
 from dash_shampoo.plan.arrays import Real, Whole
+from dash_shampoo.plan.host import host_seconds
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.seconds import Rates, exchange_seconds, stage_seconds
 from dash_shampoo.plan.tiles import STAGES, Tiles
@@ -27,7 +28,8 @@ class Plan:
         amounts: by name, (ranks,) each: those of `plan.tiles.Cut`; "state", "workspace" and "memory" in bytes;
             "wire/WHAT/sent" and "wire/WHAT/received" in bytes for "gradients", "updates" and "survey", and "wire/sent"
             and "wire/received" in all; "cost" in FLOPs, as ownership counts them; "seconds/STAGE", "seconds/exchange",
-            "seconds" of a step on average, and "seconds/longest step". What is due is that of the step with the most.
+            "seconds/host" of the calls, "seconds" of a step on average, and "seconds/longest step". What is due is that
+            of the step with the most.
     """
 
     ranks: Ranks
@@ -126,8 +128,10 @@ def make(
     exchange = exchange_seconds(on_wire, buffers, ranks, size, rates)
     amounts |= {f"seconds/{stage}": each for stage, each in seconds.items()}
     amounts["seconds/exchange"] = exchange
-    amounts["seconds"] = _sum(amounts, "seconds/")
-    amounts["seconds/longest step"] = amounts["seconds"] - seconds["roots"] + due
+    computing = _sum(amounts, "seconds/")
+    host = amounts["seconds/host"] = host_seconds(tiles, owners, ranks, device)
+    amounts["seconds"] = np.maximum(computing, host)
+    amounts["seconds/longest step"] = np.maximum(computing - seconds["roots"] + due, host)
     return Plan(ranks, amounts)
 
 

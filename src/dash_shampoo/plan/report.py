@@ -93,6 +93,7 @@ SECTIONS: list[tuple[str, list[Row], Callable[[float], str], bool]] = [
         [
             *((stage if stage != "roots" else "roots, averaged", f"seconds/{stage}") for stage in STAGES),
             ("exchange", "seconds/exchange"),
+            ("calls, on the host", "seconds/host"),
             ("step, averaged", "seconds"),
             ("longest step", "seconds/longest step"),
         ],
@@ -117,7 +118,7 @@ def show(plan: Plan, title: str, efficiency: float, console: Console) -> None:
     console.print(table)
     console.print(f"load balance, max/mean of the modelled cost  {plan.balance:.3f}")
     console.print(f"estimated time of a step, averaged           {in_milliseconds(plan.seconds)}")
-    note = f"Times are estimates: {efficiency:.0%} of the peak rates of the data sheet, nothing overlapping."
+    note = f"Times are estimates: {efficiency:.0%} of the peak rates of the data sheet. Calls overlap, nothing else."
     console.print(note, soft_wrap=True)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from dash_shampoo.plan.arrays import Real
 from dash_shampoo.plan.devices import Device
+from dash_shampoo.plan.products import Pace, of_factors, of_updates
 from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.tiles import STAGES
 from dash_shampoo.plan.traffic import Traffic
@@ -26,23 +27,24 @@ class Rates(NamedTuple):
     Attributes:
         device: with its peak rates.
         efficiency: the share of them that is reached.
-        precision: of the products that make roots.
-        tf32: whether torch is told to multiply float32 matrices in TF32, which decides all other products.
+        roots: the pace of inverse roots; ``None`` for products in true float32.
     """
 
     device: Device
     efficiency: float
-    precision: str = "fp32"
-    tf32: bool = False
+    roots: Pace | None = None
 
-    def work(self, flops: Real, traffic: Real, precision: str) -> Real:
-        """Seconds of work that is bound by its products or by the memory."""
-        seconds = np.maximum(flops / self.device.product(precision), traffic / self.device.memory)
-        return seconds / self.efficiency
+    def pace(self, stage: str) -> Pace:
+        """The pace of a stage."""
+        if stage.startswith("roots"):
+            return self.roots or Pace(self.device.fp32)
+        return of_factors(self.device) if stage == "factors" else of_updates(self.device)
 
 
 def stage_seconds(amounts: Mapping[str, Real], rates: Rates) -> dict[str, Real]:
     """Seconds of each stage of Dash on average, and of the "roots due" at the step with the most: (ranks,) each.
+
+    Each is bound by its products or by the memory.
 
     Args:
         amounts: "flops/STAGE" and "traffic/STAGE", (ranks,) each.
@@ -50,8 +52,9 @@ def stage_seconds(amounts: Mapping[str, Real], rates: Rates) -> dict[str, Real]:
     """
     found = {}
     for stage in (*STAGES, "roots due"):
-        precision = rates.precision if stage.startswith("roots") else "tf32" if rates.tf32 else "fp32"
-        found[stage] = rates.work(amounts[f"flops/{stage}"], amounts[f"traffic/{stage}"], precision)
+        pace = rates.pace(stage)
+        moved = amounts[f"traffic/{stage}"] * pace.traffic / rates.device.memory
+        found[stage] = np.maximum(amounts[f"flops/{stage}"] / pace.products, moved) / rates.efficiency
     return found
 
 

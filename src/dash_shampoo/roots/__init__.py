@@ -9,7 +9,9 @@ from dash_shampoo.roots.rule import resolve_precision
 from dash_shampoo.roots.scaling import SCALINGS
 from dash_shampoo.roots.solve import (
     SOLVERS,
+    Call,
     Root,
+    calls,
     inverse_root,
     products,
     resolve_solver,
@@ -21,6 +23,7 @@ from dash_shampoo.roots.solver import Solver
 __all__ = [
     "SCALINGS",
     "SOLVERS",
+    "Call",
     "Chebyshev",
     "CoupledNewton",
     "CoupledNewtonPaper",
@@ -30,6 +33,7 @@ __all__ = [
     "NewtonDBPaper",
     "Root",
     "Solver",
+    "calls",
     "inverse_root",
     "products",
     "resolve_precision",

@@ -131,25 +131,46 @@ def inverse_root(
     return result
 
 
-def products(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", damping: float = 1e-4) -> int:
-    """How many products of two b x b matrices `inverse_root` takes for a root, that of the scaling included.
+class Call(NamedTuple):
+    """A product of two b x b matrices on the way to a root.
+
+    Attributes:
+        low: smallest eigenvalue that matters to it, relative to the largest.
+        symmetric: whether the product is known to be symmetric, and may be mirrored.
+    """
+
+    low: float
+    symmetric: bool
+
+
+def calls(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", damping: float = 1e-4) -> list[Call]:
+    """The products of two b x b matrices that `inverse_root` takes for a root, that of the scaling included.
 
     Raises:
         ValueError: as for `inverse_root`.
     """
-    count = 0
+    found = []
 
-    def counted(a: Tensor, b: Tensor, **rest: Any) -> Tensor:
-        nonlocal count
-        count += a.shape == b.shape
+    def noted(a: Tensor, b: Tensor, **rest: Any) -> Tensor:
+        if a.shape == b.shape:
+            found.append(Call(rest.get("low", plan.spectrum.low), rest.get("symmetric", False)))
         return matmul(a, b, **rest)
 
     stack = torch.eye(3, dtype=torch.float64, device="cpu").unsqueeze(0)
     plan = _plan(p, resolve_solver(solver), damping, 0.0, None, "fp32", stack)
     result = Root(torch.empty_like(stack), stack.new_zeros(1), stack.new_ones(1, dtype=torch.bool))
     with torch.no_grad():
-        _solve(stack, plan._replace(product=counted), None, result)
-    return count
+        _solve(stack, plan._replace(product=noted), None, result)
+    return found
+
+
+def products(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", damping: float = 1e-4) -> int:
+    """How many products of two b x b matrices `inverse_root` takes for a root, that of the scaling included.
+
+    Raises:
+        ValueError: as for `inverse_root`.
+    """
+    return len(calls(p, solver=solver, damping=damping))
 
 
 def _plan(
