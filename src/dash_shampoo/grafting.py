@@ -62,7 +62,7 @@ class RMSprop(AdaGrad):
     """Divides by the root of the running mean of squared gradients, without bias correction."""
 
     def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
-        statistic.mul_(1 - (1 - beta2) * live).addcmul_(gradient, gradient * (1 - beta2))
+        statistic.lerp_(gradient * gradient, (1 - beta2) * live)
 
 
 class Adam(RMSprop):
@@ -86,8 +86,7 @@ class FactoredRMSprop(RMSprop):
     def accumulate(self, statistic: Tensor, gradient: Tensor, live: Tensor, beta2: Scalar) -> None:
         squares = gradient * gradient
         means = torch.cat([squares.mean(dim=2), squares.mean(dim=1)], dim=1).unsqueeze(1)  # (n, 1, r + c)
-        own = statistic.unsqueeze(1)
-        own.mul_(1 - (1 - beta2) * live).add_(means * (1 - beta2))
+        statistic.unsqueeze(1).lerp_(means, (1 - beta2) * live)
 
     def step(self, moment: Tensor, statistic: Tensor | None, correction: Scalar, eps: Scalar) -> Tensor:
         assert statistic is not None

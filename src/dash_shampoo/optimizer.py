@@ -497,7 +497,8 @@ def _step(bank: Bank, ages: list[int], turns: list[int], taken: Tensor) -> None:
     since = [age - group["start_step"] for age, group in zip(ages, bank.groups, strict=True)]
     started = [steps >= 0 for steps in since]
     bank.begin()
-    parts = [(part, part.per_block(taken), part.per_block(bank.steps)) for part in bank.parts if part.has_gradients()]
+    counts = bank.steps.clamp(min=1)
+    parts = [(part, part.per_block(taken), part.per_block(counts)) for part in bank.parts if part.has_gradients()]
     for part, live, steps in parts:
         shampoo.accumulate(part, live, steps)
     for factors, lanes in bank.lanes_due(since, turns):

@@ -1,7 +1,7 @@
 """The stages of Shampoo's step, each for all blocks of a `Part` at once (Algorithm 1 of arXiv 2602.02016).
 
 Shapes: the gradient G, its mean M and the update U are (n, r, c); L is (n, r, r) and R is (n, c, c); numbers that
-differ between blocks (the step count t, whether a block takes this step) are (n, 1, 1).
+differ between blocks (the step count t, at least 1, and whether a block takes this step) are (n, 1, 1).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dash_shampoo.stacks import Part
 
 
 def bias(beta: Scalar, steps: Tensor) -> Tensor:
-    """1 - beta^t, the weight that a running mean with decay ``beta`` has gathered after t = max(1, ``steps``) steps."""
+    """1 - beta^t, the weight that a running mean with decay ``beta`` has gathered after t = ``steps`` steps."""
     log = beta.log() if isinstance(beta, Tensor) else math.log(beta) if beta else -math.inf
-    return -torch.expm1(steps.clamp(min=1) * log)
+    return -torch.expm1(steps * log)
 
 
 def accumulate(part: Part, live: Tensor, steps: Tensor) -> None:
@@ -91,7 +91,7 @@ def graft(part: Part, update: Tensor, step: Tensor) -> Tensor:
     if part.grafting is None:
         return update.masked_fill_(~torch.isfinite(have), 0)
     ratio = torch.linalg.vector_norm(step, dim=(1, 2), keepdim=True) / have
-    usable = torch.isfinite(ratio * have)  # which is ||step||, where both are finite
+    usable = ratio * have < math.inf  # the product is ||step||, where both are finite
     return torch.where(usable, update * ratio, step)
 
 
@@ -100,7 +100,7 @@ def direction(part: Part, steps: Tensor, started: bool | Tensor) -> Tensor:
 
     Args:
         part: the blocks.
-        steps: (n, 1, 1) steps that each block's parameter has taken, this one included.
+        steps: (n, 1, 1) steps that each block's parameter has taken, this one included; 1 before the first.
         started: whether Shampoo has started, for all blocks or per block (n, 1, 1); before, the grafting method runs
             alone.
     """

@@ -96,7 +96,7 @@ class Part:
 
     def per_block(self, values: Tensor) -> Tensor:
         """One value per parameter of the bank (p,) spread over this part's blocks: (n, 1, 1)."""
-        return values[self.owner].view(-1, 1, 1)
+        return values.index_select(0, self.owner).view(-1, 1, 1)
 
     def option(self, name: str) -> Scalar:
         """An option of the members' groups: a number where they agree, else one per block (n, 1, 1)."""
@@ -119,18 +119,18 @@ class Part:
             carrier.gather(run, blocks)
         if self.key.maximize:
             gradient.neg_()
-        return gradient.masked_fill_(live == 0, 0)
+        return gradient.masked_fill_(live.logical_not(), 0)
 
     def deliver(self, update: Tensor, live: Tensor, taken: Tensor) -> None:
         """Hands the update (n, r, c), which is used up, to the carriers; of blocks that are not ``live`` it is zero."""
-        update.masked_fill_(live == 0, 0)
+        update.masked_fill_(live.logical_not(), 0)
         shares = self._split(update)
         for carrier in {id(carrier): carrier for _, carrier in self.runs}.values():
             carrier.deliver(update, taken, [(run, blocks) for (run, own), blocks in shares if own is carrier])
 
     def _split(self, stack: Tensor) -> list[tuple[tuple[Run, Carrier], Tensor]]:
         """The runs, each with its carrier and its blocks of ``stack`` (n, r, c)."""
-        return list(zip(self.runs, stack.split([run.blocks for run, _ in self.runs]), strict=True))
+        return list(zip(self.runs, stack.split_with_sizes([run.blocks for run, _ in self.runs]), strict=True))
 
 
 def _option(group: Mapping[str, Any], name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class Census:
         self._copies = torch.tensor(copies, dtype=dtype, device=device)
         self._needed = torch.tensor([world.size if each else 1 for each in whole], dtype=dtype, device=device)
         self._replicated = torch.tensor([each and world.size > 1 for each in whole], device=device)
+        self._everything = torch.ones(len(held), dtype=torch.bool, device=device)
         self._options: tuple[str, Tensor] | None = None
         self._came: list[bool] = []
         self._found: list[bool] | None = None
@@ -82,22 +84,31 @@ class Census:
             rates: further ones, on the device.
         """
         self._came = [gradient is not None for gradient in gradients]
+        present, own = self._norms([gradient for gradient in gradients if gradient is not None])
+        if self.world.size == 1:
+            return Survey(present, present, present & (own * own < math.inf), own > 0)
         report = self._blank()
         came, squares, norms, bits, _ = self._parts(report)
-        there = [gradient for gradient in gradients if gradient is not None]
-        if there:
-            own = torch.stack(torch._foreach_norm(there, 2, dtype=report.dtype))
-            present = to_device((i for i, came in enumerate(self._came) if came), torch.int64, report.device)
-            came.index_fill_(0, present, 1)
-            squares.index_copy_(0, present, own * own / self._copies[present])
-            norms.index_copy_(0, present, own / self.world.size)
-        if self.world.size > 1:
-            bits.copy_(self._digest(options))
-            for i, rate in enumerate(rates):
-                bits.copy_((bits + _bits_of(rate).roll(i).to(bits.device)) % 2)
+        came.copy_(present)
+        squares.copy_(own * own / self._copies)
+        norms.copy_(own / self.world.size)
+        bits.copy_(self._digest(options))
+        for i, rate in enumerate(rates):
+            bits.copy_((bits + _bits_of(rate).roll(i).to(bits.device)) % 2)
         self._exchange(report)
         whole = came >= self._needed
-        return Survey(came > 0, whole, whole & torch.isfinite(squares), norms > 0)
+        return Survey(came > 0, whole, whole & (squares < math.inf), norms > 0)
+
+    def _norms(self, there: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Which gradients this process has, and their norms, 0 for the others: each (p,)."""
+        if not there:
+            return self._everything.logical_not(), torch.zeros_like(self._copies)
+        own = torch.stack(torch._foreach_norm(there, 2, dtype=self._copies.dtype))
+        if len(there) == len(self._came):
+            return self._everything, own
+        places = to_device((i for i, came in enumerate(self._came) if came), torch.int64, own.device)
+        present = torch.zeros_like(self._everything).index_fill_(0, places, 1)
+        return present, torch.zeros_like(self._copies).index_copy_(0, places, own)
 
     def announce(self) -> bool:
         """Tells the others, in the place of a survey, that this process arranges its stacks anew; whether all do."""
