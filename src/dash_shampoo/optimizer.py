@@ -410,7 +410,8 @@ class Dash(Optimizer):
         check_parameters(self.param_groups)
         refuse_flattened(self.param_groups, self._had_matrices)
         called = names(self.param_groups)
-        turns = {parameter: state["turn"] for parameter, state in self.state.items() if "turn" in state}
+        states = {parameter: self.state.get(parameter, {}) for parameter, _ in parameters}
+        turns = {parameter: state["turn"] for parameter, state in states.items() if "turn" in state}
         entries = self._ownership.entries(parameters, turns)
         self._agreement.announce()
         self._agreement.compare(entries, called, self._wire)
