@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from dash_shampoo.bench import gpu
 from dash_shampoo.bench.roots import directional_error, measure
 from dash_shampoo.bench.step import measure as measure_steps
 from dash_shampoo.bench.timing import interleaved
+from dash_shampoo.plan.model import meta_model, options, parameters
+from dash_shampoo.plan.tiles import tiles_of
+from dash_shampoo.train.llama import SIZES
 from tests.roots.matrices import exact_root, with_condition
 from tests.test_cli import run
 
@@ -68,6 +72,44 @@ def test_bench_commands_print_a_table_and_write_json_and_a_plot(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     names = [row["name"] for row in json.loads((tmp_path / "results" / "step.json").read_text())["rows"]]
     assert names == ["adamw", "muon", "minimax"]
+
+
+def test_the_bench_for_gpus_runs_small_on_a_cpu(tmp_path: Path) -> None:
+    done = run(tmp_path, "bench gpu --repeats 1 --device cpu --out results")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "results" / "gpu.json").read_text())["rows"]
+    assert list(dict.fromkeys(row["table"] for row in rows)) == ["ceilings", "roots", "steps"]
+    solved = {row["what"]: row for row in rows if row["table"] == "roots"}
+    minimax, paper = (solved[f"{solver} fp32 8 x 64"] for solver in ("minimax", "newton-db-paper"))
+    assert minimax["ok"]
+    assert minimax["error"] < 1e-2 < paper["error"]
+    step = next(row for row in rows if row["table"] == "steps")
+    stages = sum(step[f"{stage}_ms"] for stage in ("survey", "accumulate", "roots", "move"))
+    assert 0.3 * step["step_ms"] < stages <= step["step_ms"]
+    assert "| minimax fp32 8 x 64 |" in (tmp_path / "results" / "gpu.md").read_text()
+
+
+def test_the_load_is_what_one_of_eight_processes_owns_of_the_papers_model() -> None:
+    counts: dict[int, float] = {}
+    for block_size in (1024, 2048):
+        tiles = tiles_of(parameters(meta_model(SIZES["llama-953m"]), options({"block_size": block_size}).defaults))
+        for stack, blocks in zip(tiles.stack, tiles.amount("blocks"), strict=True):
+            for factor in tiles.keys[stack].factors.values():
+                counts[factor.size] = counts.get(factor.size, 0) + blocks / 8
+    assert counts == gpu.PAPER.stacks
+
+
+def test_the_bench_for_gpus_ends_in_time() -> None:
+    rows = list(gpu.measure(gpu.SMALL, 4, 1, 0.0, CPU))
+    assert [row["table"] for row in rows] == ["ceilings", "end"]
+
+
+def test_the_bench_for_gpus_checks_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "has_tensor_cores", lambda _: True)
+    monkeypatch.setattr(gpu.fused, "check", lambda kind, precision, device, size: 1.0 if kind == "full" else 0.0)
+    rows = list(gpu.kernels(CPU))
+    assert len(rows) == 3 * 3 * 3
+    assert {row["what"].split()[0] for row in rows if not row["right"]} == {"full"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sub-commands `dash-shampoo bench roots` and `dash-shampoo bench step`."""
+"""The sub-commands of `dash-shampoo bench`: `roots`, `step` and `gpu`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dash_shampoo.bench import gpu as gpu_bench
 from dash_shampoo.bench import roots as root_bench
 from dash_shampoo.bench import step as step_bench
 from dash_shampoo.kernels import PRECISIONS
@@ -77,6 +78,42 @@ def step(
     show(rows, list(rows[0]), f"{model}, block {block_size}, roots every {update_every}")
     if out is not None:
         write(out, "step", rows)
+
+
+@app.command()
+def gpu(
+    root: Annotated[int, typer.Option("--root", min=1, help="p of the inverse p-th root.")] = 4,
+    minutes: Annotated[float, typer.Option(min=0, help="Time after which no further measurement begins.")] = 7,
+    repeats: Repeats = 5,
+    device: Device = None,
+    out: Out = None,
+) -> None:
+    """One of eight GPUs in the paper's step: kernels, peak rates, roots and stages; small stacks on a CPU."""
+    chosen = pick_device(device)
+    rows = []
+    for row in gpu_bench.measure(gpu_bench.load_for(chosen), root, repeats, minutes, chosen):
+        print(*(f"{key}={written(value)}" for key, value in row.items()), flush=True)
+        rows.append(row)
+        if out is not None:  # what there is so far, should the rest not come
+            write(out, "gpu", rows)
+            (out / "gpu.md").write_text(in_markdown(rows), encoding="utf-8")
+
+
+def written(value: object) -> str:
+    """A value in few digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def in_markdown(rows: list[dict[str, Any]]) -> str:
+    """Rows as Markdown tables, one for each of their kinds."""
+    found = []
+    for kind in dict.fromkeys(row["table"] for row in rows):
+        own = [{k: v for k, v in row.items() if k != "table"} for row in rows if row["table"] == kind]
+        columns = list(dict.fromkeys(name for row in own for name in row))
+        lines = [[written(row.get(name, "")) for name in columns] for row in own]
+        table = [columns, ["---"] * len(columns), *lines]
+        found.append(f"## {kind}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n")
+    return "\n".join(found)
 
 
 def show(rows: list[dict[str, Any]], columns: list[str], title: str) -> None:
