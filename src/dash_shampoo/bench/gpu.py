@@ -112,8 +112,8 @@ def _root_row(
     options["max_workspace"] = load.at_once
     try:
         root = inverse_root(sample, p, **options)
-    except ValueError as error:  # not safe at this damping
-        return {**row, "refused": str(error)}
+    except ValueError as refusal:  # not safe at this damping
+        return {**row, "refused": str(refusal)}
     _reset_peak(device)
     work = {"root": partial(inverse_root, stack, p, **options)}
     few = 1 if solver == "eigh" else repeats
