@@ -14,12 +14,12 @@ SCRIPT = Path(__file__).parent / "trainers.py"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-def launch(tool: str, strategy: str, folder: Path, phase: str) -> set[str]:
-    """The checksums of the weights that two processes end with."""
+def launch(tool: str, strategy: str, folder: Path, phase: str, processes: int = 2) -> set[str]:
+    """The checksums of the weights that the processes end with."""
     pytest.importorskip(tool)
     path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run(
         [*torchrun, str(SCRIPT), tool, strategy, str(folder), phase],
         capture_output=True,
@@ -54,3 +54,4 @@ def test_killed_and_resumed(unbroken: dict[str, set[str]], tmp_path: Path, tool:
     resumed = launch(tool, strategy, tmp_path, "resumed")
     assert len(resumed) == 1
     assert resumed == unbroken[tool]
+    assert len(launch(tool, strategy, tmp_path, "resumed", processes=1)) == 1  # other batches, but all of the state
