@@ -11,8 +11,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dash_shampoo import shampoo
+from dash_shampoo.bookkeeping import (
+    ages,
+    count_gradients,
+    refuse_nonfinite,
+    signature,
+    taking_part,
+    warn_of_stale_parameters,
+)
 from dash_shampoo.checkpoint import match, release, take_over
-from dash_shampoo.names import few, names
+from dash_shampoo.names import names
 from dash_shampoo.options import (
     check_process_group,
     is_as_before,
@@ -20,14 +28,12 @@ from dash_shampoo.options import (
     normalise,
     refuse_misspelt,
     snapshot,
-    structure,
     wire,
 )
 from dash_shampoo.parallel.agreement import Agreement
-from dash_shampoo.parallel.boxes import is_distributed
 from dash_shampoo.parallel.census import Survey
 from dash_shampoo.parallel.full_state import REMEDIES, Consolidated, asked, gather, refuse_mixture
-from dash_shampoo.parallel.ownership import Entry, Ownership
+from dash_shampoo.parallel.ownership import Ownership
 from dash_shampoo.parallel.world import Worlds
 from dash_shampoo.parameters import check_parameters, has_matrices, refuse_duplicates, refuse_flattened
 from dash_shampoo.stacks import Bank, arrange
@@ -238,7 +244,7 @@ class Dash(Optimizer):
         return part
 
     def _make_ready_to_save(self) -> None:
-        self._settle()
+        count_gradients(self._banks, self.state)
         for group in self.param_groups:
             make_plain(group)
 
@@ -279,7 +285,7 @@ class Dash(Optimizer):
                 something that this process owns, or an option in it is invalid; the message names the parameter.
         """
         refuse_mixture(state_dict["state"], self.state)
-        self._ownership.entries(self._parameters())
+        self._ownership.entries(taking_part(self.param_groups, self.state, self._ownership.worlds))
 
         def matched(_: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
             return match(self, self._ownership, self._banks, state)
@@ -349,39 +355,28 @@ class Dash(Optimizer):
     def _move(self) -> None:
         """The step, once the stacks are as they should be."""
         banks = [bank for bank in self._banks if bank.takes_part()]
-        ages = [self._ages(bank) for bank in banks]
+        expected = [ages(bank, self.state) for bank in banks]
         surveys = [bank.survey() for bank in banks]
-        for bank, survey in zip(banks, surveys, strict=True):
-            self._refuse_nonfinite(bank, survey)
+        self._refuse_nonfinite(banks, surveys)
         taken = []
         for bank, survey in zip(banks, surveys, strict=True):
             taken.append(bank.admit(survey, [self.state[p]["age"] == 0 for p in bank.parameters]))
         turns = [[self.state[p]["turn"] for p in bank.parameters] for bank in banks]
-        for each in zip(banks, ages, turns, taken, strict=True):
+        for each in zip(banks, expected, turns, taken, strict=True):
             _step(*each)
         for bank, own in zip(banks, taken, strict=True):
             bank.end(own)
-        self._settle([bank for bank in banks if bank.is_known()])
+        # What would wait for the device is counted a step later, where that costs nothing.
+        count_gradients((bank for bank in banks if bank.is_known()), self.state)
 
-    def _refuse_nonfinite(self, bank: Bank, survey: Survey) -> None:
-        """Raises for gradients that cannot be used, where their groups ask for it; only that waits for the device."""
-        if all(group["on_nonfinite"] == "skip" for group in bank.groups):
-            return
-        called = names(self.param_groups)
-        asked = [group["on_nonfinite"] == "raise" for group in bank.groups]
-        faults = {
-            "is not finite": survey.whole & ~survey.good,
-            "is missing on some of the processes that hold replicas": survey.present & ~survey.whole,
-        }
-        found = []
-        for fault, bad in faults.items():
-            refused = [p for p, *both in zip(bank.parameters, asked, bad.tolist(), strict=True) if all(both)]
-            if refused:
-                found.append(f"the gradient of {few([called[id(parameter)] for parameter in refused])} {fault}")
-        if found:
-            for each in self._banks:
-                each.forget()
-            raise FloatingPointError(f"{', and '.join(found)}; no parameter has been moved")
+    def _refuse_nonfinite(self, banks: list[Bank], surveys: list[Survey]) -> None:
+        try:
+            for bank, survey in zip(banks, surveys, strict=True):
+                refuse_nonfinite(bank, survey, names(self.param_groups))
+        except FloatingPointError:
+            for bank in banks:
+                bank.forget()
+            raise
 
     def _warn_of_skipped_steps(self) -> None:
         if not self._warned and any(bank.has_skipped() for bank in self._banks):
@@ -395,15 +390,15 @@ class Dash(Optimizer):
 
     def _arrange(self) -> None:
         """Makes the stacks follow the parameters, the options and the state, if one of them has changed."""
-        self._settle()
+        count_gradients(self._banks, self.state)
         self._check_options()
         self._agreement.check()
-        parameters = self._parameters()
+        parameters = taking_part(self.param_groups, self.state, self._ownership.worlds)
         sparse = any(
             parameter.grad is not None and parameter.grad.layout != torch.strided for parameter, _ in parameters
         )
-        signature = self._signature(parameters)
-        if signature == self._arrangement and not sparse:
+        asked_for = signature(parameters, self.param_groups)
+        if asked_for == self._arrangement and not sparse:
             if not all(bank.holds([self.state.get(p, {}) for p in bank.parameters]) for bank in self._banks):
                 take_over(self.state, self._banks, self._banks, names(self.param_groups), as_it_was=True)
             return
@@ -415,10 +410,11 @@ class Dash(Optimizer):
         entries = self._ownership.entries(parameters, turns)
         self._agreement.announce()
         self._agreement.compare(entries, called, self._wire)
-        self._warn_of_stale_parameters(entries, called)
+        if self._arrangement is None and not self.state:
+            warn_of_stale_parameters(entries, called)
         banks = arrange(entries, self._wire)
         take_over(self.state, banks, self._banks, called, as_it_was=False)
-        self._banks, self._arrangement = banks, signature
+        self._banks, self._arrangement = banks, asked_for
         self._agreement.follow([(bank.census, bank.parameters) for bank in banks])
 
     def _check_options(self) -> None:
@@ -431,57 +427,6 @@ class Dash(Optimizer):
         for group in self.param_groups:
             normalise(group)
         self._checked = [(group, snapshot(group, self.defaults)) for group in self.param_groups]
-
-    def _warn_of_stale_parameters(self, entries: list[Entry], called: dict[int, str]) -> None:
-        """Warns at the first step of parameters without a gradient, which a model may not have any more.
-
-        Of those that processes hold in parts a gradient may be missing here alone, so it takes all of them to be odd.
-        """
-        shared = [entry.parameter for entry in entries if entry.world.size > 1]
-        missing = [parameter for parameter in shared if parameter.grad is None]
-        if len(missing) < len(shared):
-            missing = [parameter for parameter in missing if not is_distributed(parameter)]
-        if self._arrangement is None and not self.state and missing:
-            warnings.warn(
-                f"no gradient on this process for {few([called[id(parameter)] for parameter in missing])}: if "
-                "fully_shard has replaced parameters since Dash was made, make Dash after it; requires_grad=False for "
-                "those that never get one",
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-    def _parameters(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """The parameters that have state or will have, each with its group; the same on every process."""
-        return [
-            (parameter, group)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None or parameter in self.state or self._is_shared(parameter)
-        ]
-
-    def _is_shared(self, parameter: Tensor) -> bool:
-        """Whether other processes may have a gradient of a parameter that has none here."""
-        return parameter.requires_grad and self._ownership.worlds.of(parameter).size > 1
-
-    def _signature(self, entries: list[tuple[Tensor, dict[str, Any]]]) -> tuple[Any, ...]:
-        """What the stacks depend on, but for the state."""
-        parameters = [(id(p), p.device, p.dtype, p.shape) for p, _ in entries]
-        return parameters, [(id(group), structure(group)) for group in self.param_groups]
-
-    def _ages(self, bank: Bank) -> list[int]:
-        """How many gradients each parameter will have had after this step, if those come that are expected."""
-        return [self.state[p]["age"] + bank.expects(i) for i, p in enumerate(bank.parameters)]
-
-    def _settle(self, banks: list[Bank] | None = None) -> None:
-        """Counts the gradients of the last step.
-
-        What has to wait for the device is done where that costs nothing: a step later.
-        """
-        for bank in self._banks if banks is None else banks:
-            for parameter, came in zip(bank.parameters, bank.came(), strict=True):
-                state = self.state.get(parameter, {})
-                if came and "age" in state:  # or the user has taken it out
-                    state["age"] += 1
 
 
 def _total(values: Iterable[Tensor | float]) -> int:
