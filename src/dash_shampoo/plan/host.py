@@ -14,7 +14,7 @@ from dash_shampoo.stacks import TEMPORARIES
 
 # Counted on a CPU: dispatched calls for the stages of a part, and for the roots of a batch of factors beside those of
 # each of its products. What a call takes was measured there too, Python included.
-PART, ROOTS, PRODUCT = 85, 50, 7
+PART, ROOTS, PRODUCT = 76, 50, 7
 SECONDS = 7e-6
 
 
