@@ -173,7 +173,6 @@ EARLY = Candidate(stages={"stacks.is_due": renewals(doubling)})
 FIRST = Candidate(stages={"stacks.is_due": renewals(each_of_first)})
 GROWING = Candidate(stages={"stacks.is_due": renewals(growing)})
 TURNS = Candidate(stages={"renewals.LEAST": 0.0})  # also in small models
-AT_ONCE = Candidate(stages={"renewals.LEAST": math.inf})
 KL = Candidate(stages={"shampoo.update_factors": kl_factors})
 PSEUDO = Candidate(stages={"factors.inverse_root": pseudo_inverse})
 CAUTIOUS = Candidate(stages={"parallel.pieces.decay": cautious})
@@ -200,7 +199,6 @@ CANDIDATES = {
     "turns": TURNS,
     "products in TF32": rounded_products(to_tf32),
     "products in bfloat16": rounded_products(to_bf16),
-    "at once": AT_ONCE,
     "early": EARLY,
     "first": FIRST,
     "growing": GROWING,
