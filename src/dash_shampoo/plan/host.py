@@ -12,8 +12,8 @@ from dash_shampoo.plan.ranks import Ranks
 from dash_shampoo.plan.tiles import Tiles
 from dash_shampoo.stacks import TEMPORARIES
 
-# Dispatched calls, counted on a CPU: for the stages of a part, and for the roots of a batch of factors beside those of each
-# of its products. What a call takes, Python included: 3 microseconds on a quiet CPU, 7 on a busy one.
+# Dispatched calls, counted on a CPU: for the stages of a part, and for the roots of a batch of factors beside those of
+# each of its products. What a call takes, Python included: 3 microseconds on a quiet CPU, 7 on a busy one.
 PART, ROOTS, PRODUCT = 76, 50, 7
 SECONDS = 7e-6
 
