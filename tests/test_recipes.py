@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +19,31 @@ NEEDS = {
     "lightning_module": "lightning",
     "lora": "peft",
     "digits_convnet": "sklearn",
+    "vision_timm": "timm",
 }
 
 
 PARALLEL = ("several_processes",)
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 CASES = [
-    *((path.stem, 1, ()) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in PARALLEL),
+    *((path.stem, 1, ()) for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in (*PARALLEL, "fsdp_tp")),
     *((name, 2, (strategy,)) for name in PARALLEL for strategy in ("ddp", "fsdp")),
     ("accelerate_loop", 2, ()),
+    ("fsdp_tp", 2, ("--tensor", "1")),
 ]
+
+
+def run(name: str, processes: int, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs an example in ``folder``."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [sys.executable, *(launcher if processes > 1 else []), EXAMPLES / f"{name}.py", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"},
+        check=False,
+        timeout=240,
+    )
 
 
 @pytest.mark.parametrize(("name", "processes", "arguments"), CASES)
@@ -35,17 +51,24 @@ def test_example_runs_and_its_loss_falls(name: str, processes: int, arguments: t
     package = NEEDS.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'dash-shampoo[examples]'")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, *(LAUNCHER if processes > 1 else []), EXAMPLES / f"{name}.py", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=240,
-    )
+    done = run(name, processes, *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the part of one process" not in done.stderr
     before, after = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", done.stdout)[-1])
     assert after < 0.9 * before
+
+
+def test_fsdp_with_tensor_parallelism_is_killed_and_resumed_to_the_bit_and_on_other_processes(tmp_path: Path) -> None:
+    straight, broken, fewer = (tmp_path / name for name in ("straight", "broken", "fewer"))
+    unbroken = run("fsdp_tp", 4, "--folder", str(straight), folder=tmp_path)
+    assert unbroken.returncode == 0, unbroken.stderr
+    killed = run("fsdp_tp", 4, "--folder", str(broken), "--fail-at", "47", folder=tmp_path)
+    assert killed.returncode != 0
+    assert (broken / "done").read_text() == "40"
+    shutil.copytree(broken, fewer)
+    resumed = run("fsdp_tp", 4, "--folder", str(broken), folder=tmp_path)
+    assert "weights" in resumed.stdout, resumed.stderr
+    assert resumed.stdout == unbroken.stdout
+    on_two = run("fsdp_tp", 2, "--tensor", "1", "--folder", str(fewer), folder=tmp_path)  # sums in another order
+    losses = [float(re.findall(r"-> ([\d.]+)", done.stdout)[0]) for done in (unbroken, on_two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
