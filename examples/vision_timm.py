@@ -41,7 +41,7 @@ def main() -> None:
     register_timm()
     # timm fuses queries, keys and values in one matrix: each gets factors of its own.
     groups = partial(param_groups, overrides={r".*\.qkv\.weight": {"split_rows": 3}})
-    optimizer = create_optimizer_v2(model, "dash", lr=3e-3, weight_decay=0.05, param_group_fn=groups)
+    optimizer = create_optimizer_v2(model, "dash", lr=1e-2, weight_decay=0.05, param_group_fn=groups)
     print(describe(optimizer.param_groups))
     schedule, _ = create_scheduler_v2(optimizer, num_epochs=EPOCHS, warmup_epochs=1, warmup_lr=1e-4)
     arguments.out.mkdir(parents=True, exist_ok=True)

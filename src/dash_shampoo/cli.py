@@ -44,6 +44,7 @@ def build() -> typer.Typer:
 
     import dash_shampoo
     from dash_shampoo.bench.command import app as bench
+    from dash_shampoo.compare.command import command as compare
     from dash_shampoo.plan.command import command as plan
     from dash_shampoo.train.command import command as train
 
@@ -63,6 +64,7 @@ def build() -> typer.Typer:
     app.command("train")(train)
     app.add_typer(bench, name="bench")
     app.command("plan")(plan)
+    app.command("compare")(compare)
     return app
 
 

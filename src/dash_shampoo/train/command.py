@@ -60,7 +60,7 @@ def command(
     context: Annotated[Whole, option(DATA, "Length of a sequence.")] = None,
     batch_size: Annotated[Whole, option(DATA, "Sequences in a batch, over all processes (12).")] = None,
     accumulate: Annotated[Whole, option(DATA, "Batches whose gradients make a step (1).")] = None,
-    optimizer: Annotated[Text, option(OPTIMIZATION, f"{', '.join(OPTIMIZERS)} (dash).")] = None,
+    optimizer: Annotated[Text, option(OPTIMIZATION, f"{', '.join(OPTIMIZERS)} or module:Class (dash).")] = None,
     lr: Annotated[Number, option(OPTIMIZATION, "Peak learning rate (dash, muon 0.005; adamw 0.002; sgd 0.1).")] = None,
     weight_decay: Annotated[Number, option(OPTIMIZATION, "Weight decay of matrices and embeddings (0).")] = None,
     steps: Annotated[Whole, option(OPTIMIZATION, "Steps of the optimizer (2000).")] = None,

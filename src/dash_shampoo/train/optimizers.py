@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -18,15 +19,44 @@ BETAS = (0.9, 0.95)
 KINDS: dict[str, type[Optimizer]] = {"dash": Dash, "adamw": AdamW, "muon": torch.optim.Muon, "sgd": SGD}
 
 
+# Packages whose name for pip is not that of their module.
+PACKAGES = {"distributed_shampoo": "git+https://github.com/facebookresearch/optimizers"}
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """The class of an optimizer: one of `KINDS` by its name, or any that is installed by ``module:Class``.
+
+    Raises:
+        InputError: there is no such name, the module is not installed, or it has no such class.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return KINDS[choose("optimizer", name, KINDS)]
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        package = PACKAGES.get(top, top.replace("_", "-"))
+        raise InputError(f"{name} is not installed: pip install {package} ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise InputError(f"{module} has no optimizer {attribute!r}")
+    return found
+
+
 def make_optimizers(model: nn.Module, settings: Settings) -> list[Optimizer]:
-    """The optimizer of the settings: one, or two for Muon, which moves matrices only and leaves the rest to AdamW.
+    """The optimizer of the settings: one, or two for Muon and those of other packages, which move matrices only.
+
+    AdamW moves the rest then.
 
     Raises:
         InputError: the optimizer does not know an option, or refuses its value.
     """
-    known = [name for name in inspect.signature(KINDS[settings.optimizer]).parameters if name != "params"]
-    for name in settings.options:
-        choose(f"option of {settings.optimizer}", name, known)
+    kind = optimizer_class(settings.optimizer)
+    parameters = inspect.signature(kind).parameters
+    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        known = [name for name in parameters if name != "params"]
+        for name in settings.options:
+            choose(f"option of {settings.optimizer}", name, known)
     groups = param_groups(model)
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     try:
@@ -39,8 +69,11 @@ def make_optimizers(model: nn.Module, settings: Settings) -> list[Optimizer]:
             return [SGD(plain, **{"momentum": 0.9, **common, **settings.options})]
         matrices = [group for group in plain if group["name"] == "matrices"]
         rest = [group for group in plain if group["name"] != "matrices"]
-        muon = torch.optim.Muon(matrices, **{"adjust_lr_fn": "match_rms_adamw", **common, **settings.options})
-        return [muon, AdamW(rest, betas=BETAS, **common)]
+        usual = dict(common)
+        own = {"adjust_lr_fn": "match_rms_adamw"} if settings.optimizer == "muon" else {}
+        if "weight_decay" not in parameters and not settings.weight_decay:
+            common.pop("weight_decay")
+        return [kind(matrices, **{**own, **common, **settings.options}), AdamW(rest, **{"betas": BETAS, **usual})]
     except (TypeError, ValueError) as error:
         raise InputError(f"{settings.optimizer}: {str(error).splitlines()[0]}") from error
 

@@ -32,7 +32,7 @@ class Run:
             InputError: the folder exists already, or cannot be made.
         """
         if folder is None:
-            base = f"{settings.model}-{settings.optimizer}"
+            base = f"{settings.model}-{settings.optimizer}".replace(":", "-")
             folder = next(path for i in range(1, 10**6) if not (path := Path("runs") / f"{base}-{i:03d}").exists())
         try:
             folder.mkdir(parents=True)

@@ -63,7 +63,10 @@ class Settings:
 
     def check(self) -> None:
         """Raises InputError for numbers and names that make no run."""
-        choose("optimizer", self.optimizer, OPTIMIZERS)
+        if ":" not in self.optimizer:
+            choose("optimizer", self.optimizer, OPTIMIZERS)
+        elif self.lr is None:
+            raise InputError(f"{self.optimizer} has no usual learning rate here: give --lr")
         choose("schedule", self.schedule, SCHEDULES)
         for name in ("batch_size", "accumulate", "steps", "eval_every", "eval_batches", "save_every"):
             if getattr(self, name) < 1:

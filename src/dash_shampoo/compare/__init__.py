@@ -1,0 +1,1 @@
+"""Several optimizers on one task over learning rates and seeds, for the command `dash-shampoo compare`."""
