@@ -15,7 +15,7 @@ $(VENV)/.%: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$*]'
 	touch $@
 
-train: $(VENV)/.train ## train a small Llama on real text with Dash: two to three minutes on a CPU
+train: $(VENV)/.train ## train a small Llama on real text with Dash: two to five minutes, as free as two cores are
 	$(BIN)/dash-shampoo train --model tiny
 
 check: $(VENV)/.dev ## lint and type-check

@@ -70,13 +70,14 @@ def losses(folder: Path, name: str) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("optimizer", ["dash", "adamw", "muon", "sgd"])
 def test_training_lowers_the_loss_and_fills_the_run_folder(folder: Path, call: Call, optimizer: str) -> None:
-    done = call(f"train --data text.txt --optimizer {optimizer} --steps 60 --eval-every 30 {TINY}")
+    done = call(f"train --data text.txt --optimizer {optimizer} --steps 60 --eval-every 30 --log-optimizer {TINY}")
     assert done.returncode == 0, done.stderr
     files = {file.name.split(".")[0] for file in (folder / "runs" / f"tiny-{optimizer}-001").iterdir()}
     assert files == {"settings", "metrics", "checkpoint", "loss", "events"}
     rows = losses(folder, f"runs/tiny-{optimizer}-001")
     assert set(rows) >= {0, 30, 60}
     last = json.loads((folder / "runs" / f"tiny-{optimizer}-001" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert any(name.startswith("dash/block") for name in last) == (optimizer == "dash")
     assert last["validation/perplexity"] == pytest.approx(math.exp(rows[60]["validation/loss"]))
     assert any(name.startswith("dash/") for name in last) == (optimizer == "dash")
     assert rows[60]["validation/loss"] < rows[0]["validation/loss"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dash_shampoo import shampoo
+from dash_shampoo import diagnostics, shampoo
 from dash_shampoo.bookkeeping import (
     ages,
     count_gradients,
@@ -297,26 +297,34 @@ class Dash(Optimizer):
         finally:
             handle.remove()
 
-    def diagnostics(self) -> dict[str, float]:
+    @torch.no_grad()
+    def diagnostics(self, *, detail: bool = False) -> dict[str, float]:
         """What went on inside, as plain numbers. Waits for the device.
+
+        Args:
+            detail: for every stack too. It takes about as long as a step, and costs nothing when it is not asked for.
 
         Returns:
             ``skipped``: steps that parameters skipped because their gradient was not finite, summed over parameters;
             ``roots``: inverse roots that are kept, here and below by this process alone; ``roots_failed``: how often a
             certificate refused one so far; ``roots_failing``: roots that it refused the last time; ``roots_rescued``:
             how often a float64 eigendecomposition stood in; ``residual``: largest certified residual of the last roots.
+
+            With ``detail`` also, for the blocks of each shape, such as "block 64x128/rms": ``blocks``, how many there
+            are; ``skipped``, the steps that they skipped; ``rms``, the root mean square of their last update before
+            momentum, weight decay and learning rate; ``raw_rms``, the same before grafting; ``ratio``, of the two. For
+            the factors of each size, such as "factor 64/condition": ``factors``, how many there are; ``largest``, the
+            largest eigenvalue of any and ``condition``, the largest condition of any once it is damped, both estimated
+            by power iteration, from below; ``residual``, ``failed``, ``failing`` and ``rescued`` as above. After
+            `load_state_dict` they come with the next step.
         """
-        factors = [factors for bank in self._banks for factors in bank.factors.values()]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         entries = [entry for parameter in parameters for entry in self.state.get(parameter, {}).items()]
-        return {
-            "skipped": _total(value for key, value in entries if key == "skipped"),
-            "roots": sum(map(len, factors)),
-            "roots_failed": sum(int(each.failures) for each in factors),
-            "roots_failing": _total(value for key, value in entries if key.endswith("_failed")),
-            "roots_rescued": sum(each.rescued for each in factors),
-            "residual": max((float(each.residual.max()) for each in factors if len(each.residual)), default=0.0),
-        }
+        found = diagnostics.summary(self._banks, entries)
+        if detail:
+            count_gradients(self._banks, self.state)
+            found.update(diagnostics.details(self._banks, self.state))
+        return found
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -427,15 +435,6 @@ class Dash(Optimizer):
         for group in self.param_groups:
             normalise(group)
         self._checked = [(group, snapshot(group, self.defaults)) for group in self.param_groups]
-
-
-def _total(values: Iterable[Tensor | float]) -> int:
-    """The sum of numbers and of all elements of tensors, wherever they are."""
-    found: dict[torch.device, list[Tensor]] = {}
-    for value in values:
-        tensor = value if isinstance(value, Tensor) else torch.tensor(value, device="cpu")
-        found.setdefault(tensor.device, []).append(tensor.flatten())
-    return sum(int(torch.cat(own).sum()) for own in found.values())
 
 
 def _step(bank: Bank, ages: list[int], turns: list[int], taken: Tensor) -> None:

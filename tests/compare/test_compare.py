@@ -75,6 +75,7 @@ def record(*losses: float, seconds: float = 1.0) -> dict[str, Any]:
         "optimizer_seconds": total / 4,
         "tokens_per_step": 100,
         "memory": 10**6,
+        "diagnostics": {"dash/skipped": 1, "dash/block 8x9/rms": 0.25, "dash/block 8x9/blocks": 4},
     }
 
 
@@ -125,6 +126,9 @@ def test_the_report_stands_alone_and_shows_every_loss() -> None:
         assert loss in page
         assert loss in text
     assert "0.002: -" in text
+    for report in (page, text):
+        assert "block 8x9" in report
+        assert "rms 0.25, blocks 4" in report
 
 
 def test_the_command_compares_and_takes_up_where_it_was_cut(
@@ -143,6 +147,7 @@ def test_the_command_compares_and_takes_up_where_it_was_cut(
 
     assert command("adamw,lr=1e-2 --jobs 2") == 0
     (first,) = (tmp_path / "found" / "runs").glob("*.json")
+    assert json.loads(first.read_text())["diagnostics"] == {}
     assert [step for step, *_ in json.loads(first.read_text())["curve"]] == [0, 3, 6]
     written = first.stat().st_mtime_ns
     assert command("adamw,lr=1e-2 torch.optim:RMSprop,lr=1e-3 --jobs 2") == 0
@@ -151,6 +156,12 @@ def test_the_command_compares_and_takes_up_where_it_was_cut(
     report = (tmp_path / "found" / "report.md").read_text()
     assert "torch.optim:RMSprop" in report
     assert "command: dash-shampoo compare" in report
+    assert "block 16x16" not in report
+    assert command("dash,lr=1e-2 --log-optimizer --seeds 1") == 0
+    assert "| block 16x16 | blocks 4, skipped 0, rms" in (tmp_path / "found" / "report.md").read_text()
+    for path in (tmp_path / "found" / "runs").glob("*.json"):
+        if json.loads(path.read_text())["diagnostics"]:
+            path.unlink()
     capsys.readouterr()
     assert command("torch.optim:RMSprop,lr=1e-3,alpha=-1") == 2  # what it refuses is reported, and leaves no record
     assert "alpha" in capsys.readouterr().err

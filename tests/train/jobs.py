@@ -85,15 +85,15 @@ def gradients_agree(folder: str, strategy: str, last: bool) -> bool:
     return torch.equal(own, largest)
 
 
-def norm_and_roots(folder: str, changes: dict[str, Any]) -> tuple[float, int]:
-    """The gradient's norm that the first step clips by, and the roots that the diagnostics count after it."""
-    trainer = Trainer(settings(folder, clip=0.1, **changes), launched())
+def norm_and_diagnostics(folder: str, changes: dict[str, Any]) -> tuple[float, dict[str, float]]:
+    """The gradient's norm that the first step clips by, and the diagnostics after it."""
+    trainer = Trainer(settings(folder, clip=0.1, log_optimizer=True, **changes), launched())
     norms: list[Any] = []
     clip = nn.utils.clip_grad_norm_
     with mock.patch.object(nn.utils, "clip_grad_norm_", lambda *arguments: norms.append(clip(*arguments))):
         trainer.train_step()
     norm = norms[0].full_tensor() if hasattr(norms[0], "full_tensor") else norms[0]
-    return norm.item(), int(trainer.diagnostics()["dash/roots"])
+    return norm.item(), trainer.diagnostics()
 
 
 def mistake(folder: str, changes: dict[str, Any], different_texts: bool) -> str:

@@ -49,6 +49,9 @@ def command(
     warmup: Annotated[int, typer.Option(help="Steps of linear warm-up.")] = Settings.warmup,
     eval_every: Annotated[int, typer.Option(min=1, help="Steps between validation losses.")] = 20,
     eval_batches: Annotated[int, typer.Option(min=1, help="Batches of a validation.")] = Settings.eval_batches,
+    log_optimizer: Annotated[
+        bool, typer.Option("--log-optimizer", help="Report what Dash says of each stack at the end.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side (one for each GPU, or 1).")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of each run (its share of all).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ... (cuda if there is one).")] = None,
@@ -75,6 +78,7 @@ def command(
         schedule=schedule,
         warmup=warmup,
         eval_batches=eval_batches,
+        log_optimizer=log_optimizer,
         threads=threads or max(1, usable // jobs),
         device=device,
     )

@@ -27,7 +27,8 @@ def measure(settings: Settings, every: int) -> dict[str, Any]:
     Returns:
         ``curve``, a list of [step, seconds of training, validation loss] that a loss which is not finite ends;
         ``loss``, the last; ``seconds`` and, of those, ``optimizer_seconds``; ``tokens_per_step``;
-        ``memory``, the most that was in use, in bytes: the device's on a GPU, else the process's; and ``parameters``.
+        ``memory``, the most that was in use, in bytes: the device's on a GPU, else the process's; ``parameters``; and
+        ``diagnostics``, what Dash said of its stacks at the end, if the settings ask for it.
     """
     set_threads(settings.threads, ALONE)
     trainer = Trainer(settings)
@@ -44,6 +45,7 @@ def measure(settings: Settings, every: int) -> dict[str, Any]:
         "tokens_per_step": trainer.tokens_per_step,
         "memory": most_memory(trainer.device),
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+        "diagnostics": trainer.diagnostics() if settings.log_optimizer else {},
         "on": str(trainer.device.type),
         "torch": torch.__version__,
     }

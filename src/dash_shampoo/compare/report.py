@@ -20,6 +20,7 @@ HEADINGS = (
     "seconds in all",
     "memory (MB)",
 )
+STACKS = "at the end, with the first seed"
 AXES: dict[str, Callable[[Row, Point], float]] = {
     "steps": lambda _, point: point.step,
     "seconds of training": lambda _, point: point.seconds,
@@ -70,23 +71,38 @@ def grid_cells(row: Row) -> tuple[str, str]:
     return row.contender.label, ", ".join(found)
 
 
+def stack_lines(row: Row) -> list[tuple[str, str]]:
+    """The stacks that a contender spoke of at the end, each with its numbers."""
+    found: dict[str, list[str]] = {}
+    for name, value in row.stacks.items():
+        stack, _, kind = name.removeprefix("dash/").rpartition("/")
+        if stack:
+            found.setdefault(stack, []).append(f"{kind.replace('_', ' ')} {value:.4g}")
+    return [(stack, ", ".join(numbers)) for stack, numbers in found.items()]
+
+
 def markdown(title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     """The report without pictures."""
     tables = [
         _markdown_table(HEADINGS, [cells(row) for row in rows]),
         _markdown_table(("optimizer", "lr: mean loss (seeds)"), [grid_cells(row) for row in rows]),
     ]
+    tables += [_markdown_table((row.contender.label, STACKS), lines) for row in rows if (lines := stack_lines(row))]
+    between = "\n\n".join(tables)
     notes = "\n".join(f"- {note}" for note in NOT_SHOWN)
     known = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    return (
-        f"# {title}\n\n{tables[0]}\n\n{tables[1]}\n\n## What this does not show\n\n{notes}\n\n## Made with\n\n{known}\n"
-    )
+    return f"# {title}\n\n{between}\n\n## What this does not show\n\n{notes}\n\n## Made with\n\n{known}\n"
 
 
 def html(title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     """The report as one page, its pictures within."""
     notes = "".join(f"<li>{escape(note)}</li>" for note in NOT_SHOWN)
     known = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    stacks = "".join(
+        f"<h2>Stacks of {escape(row.contender.label)}</h2>{_html_table(('stack', STACKS), lines)}"
+        for row in rows
+        if (lines := stack_lines(row))
+    )
     pictures = "".join(f"<h2>Loss over {axis}</h2>{picture(rows, axis)}" for axis in AXES)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -94,7 +110,8 @@ def html(title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> str:
         f"<h1>{escape(title)}</h1>{_html_table(HEADINGS, [cells(row) for row in rows])}{pictures}"
         f"<h2>Every learning rate</h2>"
         f"{_html_table(('optimizer', 'lr: mean loss (seeds)'), [grid_cells(row) for row in rows])}"
-        f"<h2>What this does not show</h2><ul>{notes}</ul><h2>Made with</h2><pre>{escape(known)}</pre></body></html>\n"
+        f"{stacks}<h2>What this does not show</h2><ul>{notes}</ul>"
+        f"<h2>Made with</h2><pre>{escape(known)}</pre></body></html>\n"
     )
 
 

@@ -39,6 +39,7 @@ class Row:
         share: of the optimizer in the seconds of training.
         memory: largest, in bytes, or ``None`` if unknown.
         tokens_per_step: as the name says.
+        stacks: what Dash said of its stacks at the end, with the first seed.
         steps: until the mean loss is at or below AdamW's best; ``None`` if it never is, or AdamW takes no part.
         seconds: the same in seconds of training.
     """
@@ -52,6 +53,7 @@ class Row:
     share: float
     memory: int | None
     tokens_per_step: int
+    stacks: Mapping[str, float]
     steps: int | None = None
     seconds: float | None = None
 
@@ -86,6 +88,7 @@ def _row(contender: Contender, records: Mapping[Case, Mapping[str, Any]]) -> Row
         share=fmean(record["optimizer_seconds"] / max(record["seconds"], 1e-9) for record in best),
         memory=max(memory, default=None),
         tokens_per_step=best[0]["tokens_per_step"],
+        stacks=best[0]["diagnostics"],
     )
 
 

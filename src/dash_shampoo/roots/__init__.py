@@ -6,7 +6,7 @@ from dash_shampoo.roots.eigh import Eigh
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
 from dash_shampoo.roots.rule import resolve_precision
-from dash_shampoo.roots.scaling import SCALINGS
+from dash_shampoo.roots.scaling import SCALINGS, largest_eigenvalue, schatten4
 from dash_shampoo.roots.solve import (
     SOLVERS,
     Call,
@@ -35,9 +35,11 @@ __all__ = [
     "Solver",
     "calls",
     "inverse_root",
+    "largest_eigenvalue",
     "products",
     "resolve_precision",
     "resolve_solver",
     "root_of_zero",
+    "schatten4",
     "solver_options",
 ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dash_shampoo.apart import cached_apart
-from dash_shampoo.kernels import Product
+from dash_shampoo.kernels import Product, matmul
 
 SCALINGS = ("bound", "frobenius", "power-iteration", "multi-power-iteration", "paper-multi-power-iteration")
 
@@ -60,6 +60,12 @@ def power_iteration(matrix: Tensor, count: int, product: Product) -> Tensor:
 def rayleigh_quotients(matrix: Tensor, vectors: Tensor, product: Product) -> Tensor:
     """v^T A v for each of the unit vectors (n, b, k): (n, 1, k), none above the largest eigenvalue."""
     return (vectors * product(matrix, vectors)).sum(dim=1, keepdim=True)
+
+
+def largest_eigenvalue(matrix: Tensor) -> Tensor:
+    """An estimate of each largest eigenvalue (n,) from below, by power iteration on (n, b, b) from 16 starts."""
+    vectors = power_iteration(matrix, VECTORS, matmul)
+    return rayleigh_quotients(matrix, vectors, matmul).amax(dim=(1, 2))
 
 
 def certified_bound(square: Tensor, vectors: Tensor, product: Product) -> Tensor:

@@ -81,6 +81,9 @@ def command(
     eval_every: Annotated[Whole, option(RUNNING, "Steps between evaluations (200).")] = None,
     eval_batches: Annotated[Whole, option(RUNNING, "Batches of an evaluation (50).")] = None,
     save_every: Annotated[Whole, option(RUNNING, "Steps between checkpoints (500).")] = None,
+    log_optimizer: Annotated[
+        bool | None, option(RUNNING, "Log what Dash says of each stack, at evaluations.", "--log-optimizer")
+    ] = None,
     seed: Annotated[Whole, option(RUNNING, "Seed of the weights and of the batches (1).")] = None,
     device: Annotated[Text, option(RUNNING, "cpu, cuda, ... (cuda if there is one).")] = None,
     threads: Annotated[

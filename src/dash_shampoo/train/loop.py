@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from dash_shampoo import Dash
+from dash_shampoo.diagnostics import merge
 from dash_shampoo.train.data import Batches, load_corpus
 from dash_shampoo.train.errors import InputError
 from dash_shampoo.train.llama import SIZES, Llama, config_for, cross_entropy
@@ -25,8 +26,6 @@ from dash_shampoo.train.settings import Settings
 from dash_shampoo.train.strategies import hold
 
 INTERRUPTED = 130  # exit code of a program that SIGINT ended
-# Diagnostics that are the same in every process, or of which the largest counts; of the others the sum.
-ALIKE = ("skipped", "residual")
 
 
 @dataclass
@@ -166,13 +165,10 @@ class Trainer:
 
     def diagnostics(self) -> dict[str, float]:
         """What Dash says of itself, for the log: each process of the roots that it owns."""
-        own = [optimizer.diagnostics() for optimizer in self.optimizers if isinstance(optimizer, Dash)]
+        detail = self.settings.log_optimizer
+        own = [each.diagnostics(detail=detail) for each in self.optimizers if isinstance(each, Dash)]
         found = [each for part in self.processes.gather(own) for each in part]
-        return (
-            {f"dash/{name}": (max if name in ALIKE else sum)(each[name] for each in found) for name in found[0]}
-            if found
-            else {}
-        )
+        return {f"dash/{name}": value for name, value in merge(found).items()}
 
     def _batches(self, tokens: Any, context: int, seed: int) -> Batches:
         return Batches(tokens, self.settings.batch_size, context, seed, self.processes.rank, self.processes.size)

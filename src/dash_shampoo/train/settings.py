@@ -53,6 +53,7 @@ class Settings:
     eval_every: int = 200
     eval_batches: int = 50
     save_every: int = 500
+    log_optimizer: bool = False
     seed: int = 1
     device: str | None = None
     threads: int | None = None
