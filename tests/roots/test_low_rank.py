@@ -22,8 +22,10 @@ CASES = [
     ("chebyshev", 4, 1e-2),
 ]
 # The roots' error where only rounding makes it, by damping: one in the range of A is amplified by its inverse, or for
-# p = 2 by less. Odd roots have no two-sided form that ends in a symmetric product.
-ROUNDING = {1e-2: 1e-4, 1e-3: 2e-4, 1e-4: 3e-4, 1e-5: 1.5e-3}
+# p = 2 by less. CPUs round differently: each is twice to three times the largest that was seen on one.
+ROUNDING = {1e-2: 1e-4, 1e-3: 2e-4, 1e-4: 3e-4, 1e-5: 2.5e-3}
+# Odd roots have no two-sided form that ends in a symmetric product. The other was measured.
+WORSE = {("minimax", 3): 3.0, ("coupled-newton", 2): 3.0}
 
 
 def low_rank(b: int, rank: int) -> Tensor:
@@ -46,8 +48,8 @@ def error_in_range(got: Tensor, A: Tensor, rank: int, p: int, damping: float) ->
 
 def bound(solver: str, p: int, damping: float) -> float:
     """What the solver is off by in exact arithmetic, and rounding."""
-    odd = 3.0 if p == 3 and solver == "minimax" else 1.0
-    return resolve_solver(solver).error(p, Spectrum(damping / (1 + damping))) + odd * ROUNDING[damping]
+    rounding = WORSE.get((solver, p), 1.0) * ROUNDING[damping]
+    return resolve_solver(solver).error(p, Spectrum(damping / (1 + damping))) + rounding
 
 
 @pytest.mark.parametrize(("solver", "p", "damping"), CASES)
