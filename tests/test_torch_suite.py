@@ -309,7 +309,8 @@ def test_a_learning_rate_may_be_a_tensor(options: dict[str, Any], form: Tensor) 
         model.train(optimizer, 2)
         twin.train(other, 2)
     assert optimizer.param_groups[0]["lr"] is lr
-    torch.testing.assert_close(model.parameters, twin.parameters, rtol=0, atol=0)
+    # A tensor times the update is rounded before it is subtracted, a number need not be.
+    torch.testing.assert_close(model.parameters, twin.parameters, rtol=1e-4, atol=1e-5)
 
 
 def chained(optimizer: Optimizer) -> Any:

@@ -108,11 +108,11 @@ def descend(pieces: list[Piece]) -> None:
     for group, own in _by_group(pieces):
         updates, weights = [piece.update for piece in own], [piece.weight for piece in own]
         lr = group["lr"]
-        if isinstance(lr, Tensor) and not lr.is_cpu and lr.device == updates[0].device:
-            torch._foreach_mul_(updates, -lr.reshape(()))  # to read it would wait
+        if isinstance(lr, Tensor) and lr.device == updates[0].device:
+            torch._foreach_mul_(updates, -lr.reshape(()))
             torch._foreach_add_(weights, updates)
         else:
-            torch._foreach_add_(weights, updates, alpha=-float(lr))
+            torch._foreach_add_(weights, updates, alpha=-float(lr))  # of a tensor on the host, without a wait
 
 
 def _by_group(pieces: list[Piece]) -> Iterable[tuple[Mapping[str, Any], list[Piece]]]:
