@@ -49,6 +49,19 @@ def test_mistakes_are_named(text: str, message: str) -> None:
         parse(text)
 
 
+def test_steps_and_warm_up_may_be_its_own() -> None:
+    shared = Settings(steps=400, warmup=100)
+    (short, usual) = cases(parse_all(["dash,lr=1e-2,steps=160,warmup=40,root=4", "dash,lr=1e-2"]), [1], shared)
+    assert (short.settings.steps, short.settings.warmup, short.settings.options) == (160, 40, {"root": 4})
+    assert (usual.settings.steps, usual.settings.warmup, usual.settings.options) == (400, 100, {})
+
+
+@pytest.mark.parametrize("text", ["dash,steps=0", "dash,steps=1.5", "adamw,warmup=true", "sgd,steps=[1,2]"])
+def test_steps_that_are_no_whole_number_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"must be a whole number from 1 on, as in \w+=200"):
+        parse_all([text])
+
+
 def test_none_takes_part_twice() -> None:
     with pytest.raises(InputError, match="twice"):
         parse_all(["adamw", "dash", "adamw"])

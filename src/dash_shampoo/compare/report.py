@@ -27,7 +27,7 @@ AXES: dict[str, Callable[[Row, Point], float]] = {
     "tokens": lambda row, point: point.step * row.tokens_per_step,
 }
 NOT_SHOWN = (
-    "It is one model, one text and one schedule, the same for all: another task may rank them otherwise.",
+    "It is one model, one text and one shape of schedule: another task may rank them otherwise.",
     "A best learning rate at an end of its grid means that the grid is too narrow there.",
     "The band of a curve goes from the lowest of the seeds to the highest. Behind ± stands the mean's standard error.",
     "Losses are taken at intervals: what is shown is the first of them that is at or below AdamW's best.",

@@ -47,6 +47,7 @@ def cases(contenders: Sequence[Contender], seeds: Sequence[int], common: Setting
                     "options": contender.options,
                     "lr": lr,
                     "seed": seed,
+                    **contender.settings,
                 }
                 settings = dataclasses.replace(common, **own)
                 settings.check()
