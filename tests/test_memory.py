@@ -66,6 +66,7 @@ class Live(TorchDispatchMode):
     def __init__(self, *tensors: Tensor) -> None:
         super().__init__()
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.total = 0  # of what is followed, with some that is free by now
         self.peak = 0
         for tensor in tensors:
             self._follow(tensor)
@@ -81,10 +82,14 @@ class Live(TorchDispatchMode):
         return result
 
     def _follow(self, tensor: Tensor) -> None:
-        self.storages = {key: kept for key, kept in self.storages.items() if not kept[0].expired()}
         storage = tensor.untyped_storage()
+        _, replaced = self.storages.get(storage._cdata, (None, 0))
         self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
+        self.total += storage.nbytes() - replaced
+        if self.total > self.peak:  # only then what is free matters
+            self.storages = {key: kept for key, kept in self.storages.items() if not kept[0].expired()}
+            self.total = sum(size for _, size in self.storages.values())
+            self.peak = max(self.peak, self.total)
 
 
 @pytest.mark.parametrize("root", [2, 4])
