@@ -6,6 +6,7 @@ import math
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def test_the_layout_is_what_is_allocated() -> None:
             assert state == {k: tuple(v) for k, v in layout(parameter, optimizer.param_groups[0]).items()}
 
 
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples and lists."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from tensors_in(value)
+
+
 class Live(TorchDispatchMode):
     """Follows the bytes of memory that is taken inside and not free yet, and of that which tensors have before."""
 
@@ -72,12 +82,10 @@ class Live(TorchDispatchMode):
             self._follow(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        old = {
-            t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if torch.is_tensor(t)
-        }
+        old = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, tuple((kwargs or {}).values())))}
         result = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in old:  # or else a view
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage()._cdata not in old:  # or else a view
                 self._follow(tensor)
         return result
 
@@ -129,7 +137,7 @@ def test_a_step_stays_within_its_workspace(root: int, algorithm: str, monkeypatc
     ids=str,
 )
 def test_roots_by_any_solver_and_precision_stay_within_the_workspace(options: dict[str, Any]) -> None:
-    params: list[nn.Parameter] = parameters([(256, 256)] * 12, torch.float32)
+    params: list[nn.Parameter] = parameters([(256, 256)] * 6, torch.float32)
     optimizer = Dash(params, block_size=64, update_every=1, root=4, damping=1e-2, max_workspace=1 << 20, **options)
     for step in range(2):
         give_gradients(params, step)
@@ -138,7 +146,7 @@ def test_roots_by_any_solver_and_precision_stay_within_the_workspace(options: di
     assert live.peak <= 1 << 20
 
 
-REARRANGED: list[tuple[int, int]] = [(256, 256)] * 12 + [(8, 8), (130, 500)]
+REARRANGED: list[tuple[int, int]] = [(256, 256)] * 8 + [(8, 8), (130, 500)]
 SPACE = 1 << 20  # the workspace
 
 
@@ -177,10 +185,10 @@ def stacks(optimizer: Dash) -> list[Tensor]:
     return found + [entry for entry in entries if entry.data_ptr() not in inside]
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"state_dtype": "bf16"}, {"algorithm": "adamw"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "state_dtype": "bf16"}, {"algorithm": "adamw"}], ids=str)
 @pytest.mark.parametrize(
     "late",
-    [[12], [0], [5], [13], [2, 12, 13]],
+    [[8], [0], [5], [9], [2, 8, 9]],
     ids=["another shape", "the first of many", "one of many", "the last", "several"],
 )
 def test_a_parameter_that_thaws_takes_no_second_state(
@@ -190,11 +198,11 @@ def test_a_parameter_that_thaws_takes_no_second_state(
     optimizer, params = given([i for i in range(len(REARRANGED)) if i not in late], options)
     give_gradients(params, 1)
     rearranged, usual = peak_of_a_step(optimizer), peak_of_a_step(optimizer)
-    assert usual > 5 * SPACE
+    assert usual > 4 * SPACE
     assert rearranged <= max(usual, size(optimizer) + SPACE)
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"state_dtype": "bf16"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "state_dtype": "bf16"}], ids=str)
 @pytest.mark.parametrize("stepped", [True, False])
 def test_a_load_and_the_step_after_it_take_no_second_state(
     stepped: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -231,7 +239,7 @@ FAULTS = """
 import os, resource, torch
 from dash_shampoo import Dash
 torch.set_num_threads(1)
-params = [torch.nn.Parameter(torch.randn(1024, 1024)) for _ in range(4)]
+params = [torch.nn.Parameter(torch.randn(1024, 1024)) for _ in range(2)]
 optimizer = Dash(params, block_size=256, update_every=1)
 for step in range(3):
     for parameter in params:
@@ -248,5 +256,5 @@ print(faults * os.sysconf("SC_PAGE_SIZE"))
 )
 def test_a_step_takes_up_the_memory_that_the_last_one_freed() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=120)
-    temporaries = 9 * 4 * 2 * 4 * 1024 * 1024  # of the roots: at least nine stacks of 2 factors for each of the blocks
+    temporaries = 9 * 2 * 2 * 4 * 1024 * 1024  # of the roots: at least nine stacks of 2 factors for each of the blocks
     assert int(done.stdout) < temporaries / 2
