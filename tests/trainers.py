@@ -1,4 +1,4 @@
-"""Training in others' trainers, under torchrun: straight through, or killed after a checkpoint and resumed.
+"""Training in others' trainers, under torchrun: straight through with a checkpoint halfway, or resumed from that.
 
     torchrun --nproc-per-node 2 tests/trainers.py TOOL STRATEGY FOLDER PHASE
 
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,12 +23,6 @@ from dash_shampoo.integrations import DashFactory, trainer_callback
 
 HALF, END = 4, 7
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "update_every": 3, "block_size": 16}
-
-
-def kill() -> None:
-    """Ends this process as a machine that goes down does."""
-    dist.barrier()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def data() -> TensorDataset:
@@ -69,9 +61,8 @@ def accelerate(strategy: str, folder: Path, phase: str) -> str:
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if step == HALF and phase == "killed":
+        if step == HALF and phase == "straight":
             accelerator.save_state(str(folder))
-            kill()
     return digest(model)
 
 
@@ -84,7 +75,7 @@ def transformers(strategy: str, folder: Path, phase: str) -> str:
     rows = [{"input_ids": (tokens := (torch.arange(8) + i) % 64), "labels": tokens} for i in range(8 * END)]
     fsdp = {"fsdp": "full_shard", "fsdp_config": {"version": 2, "fsdp_version": 2}} if strategy == "fsdp" else {}
     arguments = TrainingArguments(
-        str(folder / phase) if phase == "straight" else str(folder / "run"),
+        str(folder / "run"),
         max_steps=END,
         save_steps=HALF,
         per_device_train_batch_size=4,
@@ -100,14 +91,6 @@ def transformers(strategy: str, folder: Path, phase: str) -> str:
         optimizer_cls_and_kwargs=(DashFactory, OPTIONS),
         callbacks=[trainer_callback()],  # more than AdamW's
     )
-    if phase == "killed":
-        from transformers import TrainerCallback
-
-        class Kill(TrainerCallback):
-            def on_save(self, *_: Any, **__: Any) -> None:
-                kill()
-
-        trainer.add_callback(Kill())
     trainer.train(resume_from_checkpoint=str(folder / "run" / f"checkpoint-{HALF}") if phase == "resumed" else None)
     return digest(trainer.model)
 
@@ -135,10 +118,6 @@ def lightning(strategy: str, folder: Path, phase: str) -> str:
         def configure_optimizers(self) -> Dash:
             return Dash(param_groups(self), **OPTIONS)
 
-        def on_train_batch_start(self, *_: Any) -> None:
-            if phase == "killed" and self.global_step == HALF:
-                kill()
-
     size = int(os.environ["WORLD_SIZE"])
     sharded = ModelParallelStrategy(
         data_parallel_size=size, tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend="gloo"
@@ -157,7 +136,7 @@ def lightning(strategy: str, folder: Path, phase: str) -> str:
     trainer.fit(
         module,
         DataLoader(data(), batch_size=8),
-        ckpt_path=folder / "killed" / "half.ckpt" if phase == "resumed" else None,
+        ckpt_path=folder / "straight" / "half.ckpt" if phase == "resumed" else None,
     )
     return digest(module)
 

@@ -17,7 +17,9 @@ from dash_shampoo.plan.model import meta_model, options, parameters
 from dash_shampoo.plan.tiles import tiles_of
 from dash_shampoo.train.llama import SIZES
 from tests.roots.matrices import exact_root, with_condition
-from tests.test_cli import run
+from tests.test_cli import Call, call, folder
+
+__all__ = ["call", "folder"]  # fixtures
 
 CPU = torch.device("cpu")
 
@@ -58,24 +60,22 @@ def test_rows_of_the_step() -> None:
     assert all(row.seconds > 0 and row.operations > 0 for row in rows)
 
 
-def test_bench_commands_print_a_table_and_write_json_and_a_plot(tmp_path: Path) -> None:
-    done = run(tmp_path, "bench roots --size 16 --condition 1e3 --repeats 1 --out results")
+def test_bench_commands_print_a_table_and_write_json_and_a_plot(tmp_path: Path, call: Call) -> None:
+    done = call("bench roots --size 16 --condition 1e3 --repeats 1 --out results")
     assert done.returncode == 0, done.stderr
     assert "minimax" in done.stdout
     data = json.loads((tmp_path / "results" / "roots.json").read_text())
     assert {row["solver"] for row in data["rows"]} >= {"minimax", "eigh", "newton-db-paper"}
     assert data["machine"]["torch"] == torch.__version__
     assert (tmp_path / "results" / "roots.png").stat().st_size > 1000
-    done = run(
-        tmp_path, "bench step --model tiny --layers 1 --repeats 1 --block-size 64 --solver minimax --out results"
-    )
+    done = call("bench step --model tiny --layers 1 --repeats 1 --block-size 64 --solver minimax --out results")
     assert done.returncode == 0, done.stderr
     names = [row["name"] for row in json.loads((tmp_path / "results" / "step.json").read_text())["rows"]]
     assert names == ["adamw", "muon", "minimax"]
 
 
-def test_the_bench_for_gpus_runs_small_on_a_cpu(tmp_path: Path) -> None:
-    done = run(tmp_path, "bench gpu --repeats 1 --device cpu --out results")
+def test_the_bench_for_gpus_runs_small_on_a_cpu(tmp_path: Path, call: Call) -> None:
+    done = call("bench gpu --repeats 1 --device cpu --out results")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "results" / "gpu.json").read_text())["rows"]
     assert list(dict.fromkeys(row["table"] for row in rows)) == ["ceilings", "roots", "steps"]
@@ -122,8 +122,8 @@ def test_the_bench_for_gpus_checks_every_kernel(monkeypatch: pytest.MonkeyPatch)
         ("bench roots --device tpu9", "no device"),
     ],
 )
-def test_mistakes_get_one_line(tmp_path: Path, arguments: str, words: str) -> None:
-    done = run(tmp_path, arguments)
+def test_mistakes_get_one_line(call: Call, arguments: str, words: str) -> None:
+    done = call(arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
