@@ -1,23 +1,21 @@
-"""Dash in modded-nanogpt's "track 3 optimization": the fewest steps to a validation loss of 3.28, all but the optimizer fixed.
+"""Dash in modded-nanogpt's "track 3 optimization": the fewest steps to a validation loss of 3.28, whatever they cost.
 
-    torchrun --standalone --nproc-per-node 8 benchmarks/track3.py --seed 0   # on 1, 2, 4 or 8 GPUs: the batch is the same
-    python benchmarks/track3.py --judge runs/track3/*.txt                    # do several seeds reach the loss?
-    python benchmarks/track3.py --toy                                        # the same code, tiny, on a CPU, made-up data
+    torchrun --standalone --nproc-per-node 8 benchmarks/track3.py --seed 0   # on 1, 2, 4 or 8 GPUs, with the same batch
+    python benchmarks/track3.py --judge runs/track3/*.txt                    # do the runs of all seeds reach the loss?
+    python benchmarks/track3.py --toy                                        # the same code, tiny, on made-up data
 
 The rules are in records/track_3_optimization of github.com/KellerJordan/modded-nanogpt, whose data/cached_fineweb10B.py
-fetches the shards. A log is a program, ended by a line of "=", and its losses. The program is this script with the library
-in comments, and repeats the run without dash-shampoo installed.
+fetches the shards. A log holds this script with the library in comments, a program that repeats the run, then a line of
+"=" and the losses.
 """
 
 import argparse
-import math
-import re
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -28,19 +26,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from track3_log import RULER, judge, program
 
-import dash_shampoo
 from dash_shampoo import Dash, describe, param_groups
 from dash_shampoo.train.errors import InputError
 from dash_shampoo.train.processes import Processes, join, pick_device
 from dash_shampoo.train.settings import parse_option
 
-# The track's rule: (3.28 - mean) sqrt(runs) of at least 0.004, which is 3.09 of its deviations of a run, p < 0.001.
-TARGET, MARGIN, DEVIATION = 3.28, 0.004, 0.0013
-
 # AdamW's rates for what is no hidden matrix, of the track's tuned baseline (its result 36).
 ADAMW = {"algorithm": "adamw", "betas": (0.8, 0.95), "graft_eps": 1e-10, "weight_decay": 0.001}
 EMBEDDING, HEAD, VECTORS = 0.7, 0.004, 0.015
+
+FETCH = "modded-nanogpt's data/cached_fineweb10B.py fetches them, 190 steps a shard"
 
 
 @dataclass(frozen=True)
@@ -54,26 +51,22 @@ class Shape:
     sequence: int = 1024
     batch: int = 512  # sequences of a step, over all processes
     validation: int = 20 * 512  # sequences, the first of the validation shards
-    most_steps_between: int = 125  # two validations; 25 in the last tenth
+    every: int = 125  # steps between validations, 25 in the last tenth
 
 
-TOY = Shape(64, layers=2, width=32, head=16, sequence=32, batch=16, validation=32, most_steps_between=10)
+TOY = Shape(64, layers=2, width=32, head=16, sequence=32, batch=16, validation=32, every=10)
 
 
 # --- Data ---
-
-
 def read_shard(path: str | Path) -> np.ndarray[Any, Any]:
     """The tokens (n,), uint16, of a shard: 256 int32, of which the first are 20240520, 1 and n, then the tokens."""
     with open(path, "rb") as file:
         header = np.fromfile(file, "<i4", 256)
         if len(header) < 256 or header[0] != 20240520 or header[1] != 1:
-            raise InputError(
-                f"{path} is no shard of tokens: fetch some with modded-nanogpt's data/cached_fineweb10B.py"
-            )
+            raise InputError(f"{path} is no shard of tokens: {FETCH}")
         tokens = np.fromfile(file, "<u2", header[2])
     if len(tokens) != header[2]:
-        raise InputError(f"{path} is cut short: {len(tokens)} tokens, not {header[2]}; fetch it again")
+        raise InputError(f"{path} is cut short: {len(tokens)} tokens, not {header[2]}: {FETCH}")
     return tokens
 
 
@@ -84,21 +77,26 @@ def write_shard(path: Path, tokens: np.ndarray[Any, Any]) -> None:
     path.write_bytes(header.tobytes() + tokens.astype("<u2").tobytes())
 
 
-def batches(pattern: str, sequences: int, length: int, rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tokens in their order, in batches of ``sequences``: a process's inputs and targets, (sequences / size, length).
-
-    As in the track, what is left of a shard at its end is not used.
-    """
+def shards(pattern: str, tokens: int, steps: int) -> list[str]:
+    """The names of shards in their order, which hold at least ``steps`` batches of ``tokens``."""
     files = sorted(glob(pattern))
-    if not files:
-        raise InputError(f"no shard is named {pattern}: fetch some with modded-nanogpt's data/cached_fineweb10B.py")
+    found = sum(max(0, os.path.getsize(file) // 2 - 512 - 2) // tokens for file in files)
+    if found < steps:
+        raise InputError(f"{len(files)} shards named {pattern} hold {found} batches of {steps}: {FETCH}")
+    return files
+
+
+def batches(files: list[str], sequences: int, length: int, rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tokens in order, in batches: a process's inputs and targets, each int64 (sequences / size, length).
+
+    As in the track, no batch goes over the end of a shard: what is left there is not used.
+    """
     step, own = sequences * length, sequences * length // size
     for file in files:
         tokens = read_shard(file)
         for start in range(rank * own, len(tokens) - 1 - step + rank * own, step):
             part = torch.from_numpy(tokens[start : start + own + 1].astype(np.int64))
             yield part[:-1].view(-1, length), part[1:].view(-1, length)
-    raise InputError(f"the shards named {pattern} end before the run: fetch more")
 
 
 def write_toy(folder: Path, shape: Shape) -> None:
@@ -110,8 +108,6 @@ def write_toy(folder: Path, shape: Shape) -> None:
 
 
 # --- Model ---
-
-
 class Linear(nn.Linear):
     """A linear layer that works in the dtype of its input."""
 
@@ -195,8 +191,6 @@ class GPT(nn.Module):
 
 
 # --- Optimizer ---
-
-
 def make_optimizer(model: nn.Module, arguments: argparse.Namespace) -> Dash:
     """Dash for the hidden matrices, its AdamW for the embedding, the head, biases and gains."""
     groups = param_groups(
@@ -217,165 +211,57 @@ def share(step: int, steps: int, warmup: int, cooldown: float) -> float:
 
 
 # --- Run ---
-
-
 def train(arguments: argparse.Namespace, processes: Processes, note: Callable[[str], None]) -> None:
-    """Trains, and notes the validation losses."""
+    """Trains, and notes the validation losses. Collective."""
     shape, device, steps = (TOY if arguments.toy else Shape()), pick_device(None, processes), arguments.steps
-    torch.manual_seed(arguments.seed)  # on the CPU, alike in every process
+    on_gpu, several = device.type == "cuda", processes.size > 1
+    torch.manual_seed(arguments.seed)  # parameters are drawn on the CPU, alike in every process
     model = GPT(shape)
-    if device.type == "cuda":
+    if on_gpu:
         model.embedding.bfloat16()
         model.compile(dynamic=False)
     model.to(device)
     optimizer = make_optimizer(model, arguments)
-    rates = partial(share, steps=steps, warmup=arguments.warmup, cooldown=arguments.cooldown)
-    schedule = LambdaLR(optimizer, rates)
-    note(f"{describe(optimizer.param_groups)}\ntorch {torch.__version__} on {processes.size} x {device_name(device)}")
+    schedule = LambdaLR(optimizer, lambda step: share(step, steps, arguments.warmup, arguments.cooldown))
+    train_files = shards(arguments.train, shape.batch * shape.sequence, steps)
+    fixed_files = shards(arguments.val, shape.validation * shape.sequence, 1)
+    own = (shape.sequence, processes.rank, processes.size)
+    data, fixed = batches(train_files, shape.batch, *own), next(batches(fixed_files, shape.validation, *own))
+    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
+    note(f"{describe(optimizer.param_groups)}\ntorch {torch.__version__}, {processes.size} x {name}")
 
     def pieces(batch: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(each.to(device).split(arguments.micro_batch) for each in batch), strict=True)
 
-    own = (shape.sequence, processes.rank, processes.size)
-    data = batches(arguments.train, shape.batch, *own)
-    fixed = next(batches(arguments.val, shape.validation, *own))
+    @torch.no_grad()
+    def validate() -> float:
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for piece in pieces(fixed):
+            total += model(*piece)
+        if several:
+            dist.all_reduce(total)
+        return total.item() / (shape.validation * shape.sequence)
+
     seconds, start = 0.0, time.perf_counter()
     for step in range(steps + 1):
-        if step == steps or step % (shape.most_steps_between if step < 0.9 * steps else 25) == 0:
-            synchronize(device)
+        if step == steps or step % (shape.every if step < 0.9 * steps else 25) == 0:
+            if on_gpu:
+                torch.cuda.synchronize(device)
             seconds += time.perf_counter() - start
-            with torch.no_grad():
-                total = sum(
-                    (model(*piece) for piece in pieces(fixed)), torch.zeros((), dtype=torch.float64, device=device)
-                )
-            if processes.size > 1:
-                dist.all_reduce(total)
-            loss = total.item() / (shape.validation * shape.sequence)
-            note(
-                f"step:{step}/{steps} val_loss:{loss:.5f} train_time:{seconds:.3f}s "
-                f"step_avg:{1000 * seconds / max(step, 1):.2f}ms"
-            )
+            times = f"train_time:{seconds:.3f}s step_avg:{1000 * seconds / max(step, 1):.2f}ms"
+            note(f"step:{step}/{steps} val_loss:{validate():.5f} {times}")
             start = time.perf_counter()
-        if step == steps:
-            break
-        for piece in pieces(next(data)):
-            model(
-                *piece
-            ).backward()  # the gradient is a sum over tokens, as in the track, whose AdamW's eps is for that
-        if processes.size > 1:
-            for parameter in model.parameters():
+        if step < steps:
+            for piece in pieces(next(data)):
+                model(*piece).backward()  # summed over tokens, as in the track, whose AdamW's eps is for that
+            for parameter in model.parameters() if several else ():
                 dist.all_reduce(parameter.grad)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def device_name(device: torch.device) -> str:
-    """What a device is called."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-# --- Log ---
-
-RULER, MARK = "=" * 100, "#" * 100 + "\n"
-COMMANDS = ("bench", "compare", "plan")  # packages of the library that no training imports
-PRELUDE = """\
-# dash-shampoo {version} on modded-nanogpt's track 3. The library is in the comments at the end, and is unpacked from there.
-import pathlib, sys, tempfile
-sys.argv[1:1] = {words}
-unpacked = tempfile.TemporaryDirectory()
-sys.path.insert(0, unpacked.name)
-for line in open(__file__, encoding="utf-8"):
-    if line.startswith("#> "):
-        path = pathlib.Path(unpacked.name, line[3:].strip())
-        path.parent.mkdir(parents=True, exist_ok=True)
-    elif line.startswith("#|"):
-        path.open("a", encoding="utf-8").write(line[2:])
-"""
-
-
-def program(arguments: argparse.Namespace) -> str:
-    """This script with the arguments of the run and the library: all that it takes to repeat the run."""
-    script = Path(__file__).read_text(encoding="utf-8").rpartition(MARK)[2].partition("\n#> ")[0]
-    library = Path(dash_shampoo.__file__).parent
-    parts = [PRELUDE.format(version=dash_shampoo.__version__, words=words(arguments)) + MARK + script.rstrip() + "\n"]
-    for file in sorted(library.rglob("*.py")):
-        if file.relative_to(library).parts[0] not in COMMANDS:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            parts.append("\n".join([f"#> {file.relative_to(library.parent).as_posix()}", *("#|" + x for x in lines)]))
-    return "\n".join(parts)
-
-
-def words(arguments: argparse.Namespace) -> list[str]:
-    """The arguments of a run as on the command line, without the log's path."""
-    found: list[str] = []
-    for name, value in vars(arguments).items():
-        if name in ("out", "judge") or value is False:
-            continue
-        flag = "--" + name.replace("_", "-")
-        for each in value if isinstance(value, list) else [value]:
-            found += [flag] if each is True else [flag, str(each)]
-    return found
-
-
-# --- Judge ---
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The track's test of the losses of several runs."""
-
-    runs: int
-    mean: float
-    margin: float  # (3.28 - mean) sqrt(runs), at least 0.004 to pass
-    p: float  # one-sided, by the track's deviation of a run
-    passes: bool
-
-
-def verdict(losses: list[float]) -> Verdict:
-    """Whether the mean of losses is below the target, as surely as the track asks."""
-    mean = math.fsum(losses) / len(losses)
-    margin = round((TARGET - mean) * math.sqrt(len(losses)), 12)  # 3.276 of one run is enough, whatever its rounding
-    return Verdict(len(losses), mean, margin, 0.5 * math.erfc(margin / DEVIATION / math.sqrt(2)), margin >= MARGIN)
-
-
-def read_log(path: Path) -> tuple[str, str, dict[int, float]]:
-    """A log's program without its seed, the seed, and the losses by step, of which the last ends the run."""
-    text, _, rest = path.read_text(encoding="utf-8").partition(f"\n{RULER}\n")
-    before, seed, after = (re.split(r"(?<='--seed', ')(\d+)", text, maxsplit=1) + ["", ""])[:3]
-    found = re.findall(r"^step:(\d+)/(\d+) val_loss:(\S+)", rest, re.MULTILINE)
-    if not seed or not found or found[-1][0] != found[-1][1]:
-        raise InputError(f"{path} is no log of a run that came to its end: run that seed again, leave none out")
-    return before + after, seed, {int(step): float(loss) for step, _, loss in found}
-
-
-def judge(paths: list[Path]) -> bool:
-    """Prints what the rules say of the runs of all logs together; returns whether they pass at their last step."""
-    programs, seeds, losses = zip(*map(read_log, paths), strict=True)
-    if len(set(programs)) > 1:
-        raise InputError("the logs are of different programs or options: judge runs that differ in their seed alone")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"seeds {', '.join(seeds)}: each may count once")
-    verdicts = {step: verdict([each[step] for each in losses]) for step in losses[0]}
-    # Stopping earlier is allowed where it is the same step for all runs.
-    first = next((step for step, each in verdicts.items() if each.passes), None)
-    last = max(verdicts)
-    for step in dict.fromkeys((last if first is None else first, last)):
-        v = verdicts[step]
-        print(f"step {step}: mean loss {v.mean:.5f} of {v.runs} runs, {v.margin:.5f} of {MARGIN} needed, p = {v.p:.2g}")
-    print(f"below {TARGET} with the significance that the track asks: {'yes' if verdicts[last].passes else 'no'}")
-    return verdicts[last].passes
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
 
 
 # --- Command ---
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The arguments. Those of the matrices are those of the track's Shampoo (its result 21), not tuned for Dash."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -407,14 +293,16 @@ def run(arguments: argparse.Namespace, processes: Processes) -> None:
     if any(processes.gather(processes.leads and path.exists())):
         raise InputError(f"{path} is there already: give another --out, and keep every log, for all seeds count")
 
-    def note(text: str, *, shown: bool = True) -> None:
+    head = f"{program(Path(__file__), arguments)}\n{RULER}\n"  # as it is now, before anyone can change it
+
+    def note(text: str) -> None:
         if processes.leads:
             path.parent.mkdir(parents=True, exist_ok=True)
+            before = "" if path.exists() else head
             with path.open("a", encoding="utf-8") as file:
-                print(text, file=file)
-            print(text if shown else path, flush=True)
+                file.write(f"{before}{text}\n")
+            print(text, flush=True)
 
-    note(f"{program(arguments)}\n{RULER}", shown=False)
     with tempfile.TemporaryDirectory() as folder:
         if arguments.toy:
             write_toy(Path(folder), TOY)
