@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import os
 import re
@@ -15,16 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import track3
-import track3_log
-
 from dash_shampoo import param_groups
 from dash_shampoo.train.errors import InputError
 
-STEPS = "12"
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # scripts there import each other by their bare names
+track3 = importlib.import_module("track3")
+track3_log = importlib.import_module("track3_log")
 
 
 def losses(log: str) -> list[float]:
@@ -34,7 +32,7 @@ def losses(log: str) -> list[float]:
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("track3") / "seed-3.txt"
-    track3.main(["--toy", "--steps", STEPS, "--seed", "3", "--option", "update_every=5", "--out", str(path)])
+    track3.main(["--toy", "--steps", "12", "--seed", "3", "--option", "update_every=5", "--out", str(path)])
     return path
 
 
@@ -88,7 +86,9 @@ def test_shards_that_do_not_suffice_are_refused_before_the_run(shard: Path) -> N
         track3.shards(str(shard.parent / "none*.bin"), 128, 1)
 
 
-def test_the_model_is_the_size_of_the_track() -> None:
+def test_the_model_is_the_size_of_the_track(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("normal_", "uniform_", "kaiming_uniform_"):  # slow on the meta device
+        monkeypatch.setattr(torch.nn.init, name, lambda parameter, *numbers, **options: parameter)
     with torch.device("meta"):
         model = track3.GPT(track3.Shape())
     block = 12 * 768**2 + (4 + 1 + 4) * 768 + 2 * 768  # matrices, biases, gains
@@ -112,6 +112,16 @@ def test_the_loss_before_training_is_that_of_a_guess_and_the_future_is_not_seen(
     model(changed, targets)
     torch.testing.assert_close(logits[0][:, :-1], logits[1][:, :-1])
     assert not torch.allclose(logits[0][:, -1], logits[1][:, -1])
+
+
+def test_what_turned_queries_and_keys_have_in_common_depends_on_their_distance() -> None:
+    attention = track3.Attention(track3.TOY)
+    query, key = (attention.turned(torch.randn(16).expand(1, 1, 32, 16))[0, 0] for _ in range(2))
+    products = query @ key.T
+    for distance in range(-31, 32):
+        own = products.diagonal(distance)
+        torch.testing.assert_close(own, own[:1].expand_as(own), rtol=0, atol=1e-5)
+    assert products.diagonal(0)[0] != products.diagonal(5)[0]
 
 
 def test_rates_rise_stay_and_fall_to_nothing() -> None:
