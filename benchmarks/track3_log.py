@@ -22,7 +22,7 @@ sys.argv[1:1] = {words}
 unpacked = tempfile.TemporaryDirectory()
 sys.path.insert(0, unpacked.name)
 for part in pathlib.Path(__file__).read_text(encoding="utf-8").split("\\n#> ")[1:]:
-    path, *lines = part.splitlines()
+    path, *lines = part.rstrip("\\n").split("\\n")
     pathlib.Path(unpacked.name, path).parent.mkdir(parents=True, exist_ok=True)
     text = "".join(line[2:] + "\\n" for line in lines)
     pathlib.Path(unpacked.name, path).write_text(text, encoding="utf-8")
@@ -43,7 +43,10 @@ def program(script: Path, arguments: argparse.Namespace) -> str:
     packed = [PRELUDE.format(version=dash_shampoo.__version__, words=words(arguments)) + MARK + text.rstrip() + "\n"]
     for path, file in files.items():
         if path.parts[1:2] not in [(name,) for name in COMMANDS]:
-            packed += [f"#> {path.as_posix()}", *("#|" + line for line in file.read_text("utf-8").splitlines())]
+            packed += [
+                f"#> {path.as_posix()}",
+                *("#|" + line for line in file.read_text("utf-8").rstrip("\n").split("\n")),
+            ]
     return "\n".join(packed)
 
 
@@ -73,6 +76,8 @@ def read_log(path: Path) -> tuple[str, str, dict[int, float]]:
     found = re.findall(r"^step:(\d+)/(\d+) val_loss:(\S+)", rest, re.MULTILINE)
     if seed is None or not found or found[-1][0] != found[-1][1]:
         raise InputError(f"{path} is no log of a run that came to its end: run that seed again, and leave none out")
+    if "'--toy'" in text[: text.index(MARK)]:
+        raise InputError(f"{path} is of a toy run, which is no entry: judge runs of the track's model")
     return text[: seed.start()] + text[seed.end() :], seed[0], {int(step): float(loss) for step, _, loss in found}
 
 

@@ -207,14 +207,15 @@ def test_runs_are_judged_together_and_may_stop_at_one_step_for_all(
     assert end.value.code == 0
 
 
-def test_logs_that_cannot_be_judged_together_are_refused(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_judged_together_are_refused(tmp_path: Path, log: Path) -> None:
     first = write_log(tmp_path / "first", 1, {100: 3.27})
     refused = {
         "seed in itself": ("counts once", write_log(tmp_path / "same", 1, {100: 3.26})),
         "options": ("different", write_log(tmp_path / "other", 2, {100: 3.26}, lr=0.2)),
         "end": ("came to its end", write_log(tmp_path / "short", 2, {50: 3.26})),
         "file": ("cannot be read", tmp_path / "none"),
+        "toy": ("no entry", log),
     }
-    for message, log in refused.values():
+    for message, path in refused.values():
         with pytest.raises(InputError, match=message):
-            track3_log.judge([first, log])
+            track3_log.judge([first, path])
