@@ -41,5 +41,5 @@ def test_resumed_halfway(tmp_path: Path, tool: str, strategy: str) -> None:
     straight = launch(tool, strategy, tmp_path, "straight")
     assert len(straight) == 1
     assert launch(tool, strategy, tmp_path, "resumed") == straight
-    if (tool, strategy) != ("lightning", "ddp"):
+    if tool != "lightning" or strategy == "fsdp":
         assert len(launch(tool, strategy, tmp_path, "resumed", processes=1)) == 1  # other batches, but all of the state

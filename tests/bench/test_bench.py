@@ -61,7 +61,7 @@ def test_rows_of_the_step() -> None:
 
 
 def test_bench_commands_print_a_table_and_write_json_and_a_plot(tmp_path: Path, call: Call) -> None:
-    done = call("bench roots --size 16 --condition 1e3 --repeats 1 --out results")
+    done = call("bench roots --size 64 --condition 1e3 --repeats 1 --out results")
     assert done.returncode == 0, done.stderr
     assert "minimax" in done.stdout
     data = json.loads((tmp_path / "results" / "roots.json").read_text())
