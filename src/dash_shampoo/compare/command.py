@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import shlex
-import sys
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dash_shampoo.compare.contenders import Contender, parse_all
+from dash_shampoo.compare.page import machine
 from dash_shampoo.compare.report import HEADINGS, cells, write
 from dash_shampoo.compare.runs import Case, cases, known, run_all
 from dash_shampoo.compare.summary import summarise
@@ -117,14 +115,7 @@ def table(planned: list[Case], folder: Path, every: int) -> Table:
 
 def made_with(contenders: list[Contender], common: Settings, jobs: int, failed: dict[str, str]) -> dict[str, str]:
     """The command, versions and the machine, for the report."""
-    facts = {
-        "command": shlex.join(["dash-shampoo", *sys.argv[1:]]),
-        "side by side": f"{jobs} runs of {common.threads} threads",
-        "machine": f"{platform.machine()}, {torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'}",
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "dash-shampoo": version("dash-shampoo"),
-    }
+    facts = {**machine(), "side by side": f"{jobs} runs of {common.threads} threads"}
     packages = packages_distributions()
     for contender in contenders:
         top = contender.optimizer.partition(":")[0].partition(".")[0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
+from typing import Any
 
+from dash_shampoo.compare.page import html_table, markdown_page, markdown_table, page, svg
 from dash_shampoo.compare.summary import Point, Row
 
 HEADINGS = (
@@ -34,17 +36,6 @@ NOT_SHOWN = (
     "adamw, sgd and dash move all parameters, the others the matrices alone, and AdamW the rest.",
     "Seconds are this machine's, with other runs beside. On a CPU the memory is that of the whole process.",
 )
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: auto; padding: 1rem; color-scheme: light dark;
-       color: light-dark(#1d1f24, #e4e6ea); background: light-dark(#fff, #17191d); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid light-dark(#ddd, #3a3d44); }
-th { vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; }
-svg { max-width: 100%; height: auto; }
-pre { overflow-x: auto; padding: .7rem; background: light-dark(#f3f4f6, #23262c); }
-"""
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -84,82 +75,51 @@ def stack_lines(row: Row) -> list[tuple[str, str]]:
 def markdown(title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     """The report without pictures."""
     tables = [
-        _markdown_table(HEADINGS, [cells(row) for row in rows]),
-        _markdown_table(("optimizer", "lr: mean loss (seeds)"), [grid_cells(row) for row in rows]),
+        markdown_table(HEADINGS, [cells(row) for row in rows]),
+        markdown_table(("optimizer", "lr: mean loss (seeds)"), [grid_cells(row) for row in rows]),
     ]
-    tables += [_markdown_table((row.contender.label, STACKS), lines) for row in rows if (lines := stack_lines(row))]
-    between = "\n\n".join(tables)
-    notes = "\n".join(f"- {note}" for note in NOT_SHOWN)
-    known = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    return f"# {title}\n\n{between}\n\n## What this does not show\n\n{notes}\n\n## Made with\n\n{known}\n"
+    tables += [markdown_table((row.contender.label, STACKS), lines) for row in rows if (lines := stack_lines(row))]
+    return markdown_page(title, "\n\n".join(tables), NOT_SHOWN, facts)
 
 
 def html(title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     """The report as one page, its pictures within."""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in NOT_SHOWN)
-    known = "\n".join(f"{name}: {value}" for name, value in facts.items())
     stacks = "".join(
-        f"<h2>Stacks of {escape(row.contender.label)}</h2>{_html_table(('stack', STACKS), lines)}"
+        f"<h2>Stacks of {escape(row.contender.label)}</h2>{html_table(('stack', STACKS), lines)}"
         for row in rows
         if (lines := stack_lines(row))
     )
     pictures = "".join(f"<h2>Loss over {axis}</h2>{picture(rows, axis)}" for axis in AXES)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
-        f"<h1>{escape(title)}</h1>{_html_table(HEADINGS, [cells(row) for row in rows])}{pictures}"
-        f"<h2>Every learning rate</h2>"
-        f"{_html_table(('optimizer', 'lr: mean loss (seeds)'), [grid_cells(row) for row in rows])}"
-        f"{stacks}<h2>What this does not show</h2><ul>{notes}</ul>"
-        f"<h2>Made with</h2><pre>{escape(known)}</pre></body></html>\n"
+    body = (
+        f"{html_table(HEADINGS, [cells(row) for row in rows])}{pictures}<h2>Every learning rate</h2>"
+        f"{html_table(('optimizer', 'lr: mean loss (seeds)'), [grid_cells(row) for row in rows])}{stacks}"
     )
+    return page(title, body, NOT_SHOWN, facts)
 
 
 def picture(rows: Sequence[Row], axis: str) -> str:
-    """The losses over one of `AXES` as SVG, in colours that can be read on light and on dark."""
-    import matplotlib as mpl
+    """The losses over one of `AXES` as SVG."""
+    return svg(axis, partial(_draw, rows, axis))
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
 
-    grey = "#808690"
-    with plt.rc_context({"svg.hashsalt": axis, "text.color": grey, "axes.labelcolor": grey, "axes.edgecolor": grey}):
-        figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-        ends = []
-        for row in rows:
-            points = [point for point in row.curve if math.isfinite(point.high)]
-            x = [AXES[axis](row, point) for point in points]
-            (line,) = axes.plot(x, [point.loss for point in points], label=row.contender.label)
-            low, high = [point.low for point in points], [point.high for point in points]
-            axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-            ends += [point.loss for point in points[1 + len(points) // 5 :]]
-        if ends:  # the first losses are those of no training, and would flatten the rest
-            room = 0.05 * (max(ends) - min(ends)) or 0.1
-            axes.set_ylim(min(ends) - room, max(ends) + room)
-        axes.set(xlabel=axis, ylabel="validation loss (nats per token)")
-        axes.tick_params(colors=grey)
-        axes.grid(alpha=0.25)
-        axes.legend(framealpha=0)
-        found = io.StringIO()
-        figure.savefig(found, format="svg", transparent=True, metadata={"Date": None})
-        plt.close(figure)
-    text = found.getvalue()
-    return text[text.index("<svg") :]
+def _draw(rows: Sequence[Row], axis: str, axes: Any) -> None:
+    ends = []
+    for row in rows:
+        points = [point for point in row.curve if math.isfinite(point.high)]
+        x = [AXES[axis](row, point) for point in points]
+        (line,) = axes.plot(x, [point.loss for point in points], label=row.contender.label)
+        low, high = [point.low for point in points], [point.high for point in points]
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ends += [point.loss for point in points[1 + len(points) // 5 :]]
+    if ends:  # the first losses are those of no training, and would flatten the rest
+        room = 0.05 * (max(ends) - min(ends)) or 0.1
+        axes.set_ylim(min(ends) - room, max(ends) + room)
+    axes.set(xlabel=axis, ylabel="validation loss (nats per token)")
 
 
 def write(folder: Path, title: str, rows: Sequence[Row], facts: Mapping[str, str]) -> Path:
     """Writes ``report.md`` and ``report.html``; returns the latter's path."""
     (folder / "report.md").write_text(markdown(title, rows, facts), encoding="utf-8")
-    page = folder / "report.html"
-    page.write_text(html(title, rows, facts), encoding="utf-8")
-    return page
-
-
-def _markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines))
-
-
-def _html_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(each)}</td>' for each in line)}</tr>" for line in lines)
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    found = folder / "report.html"
+    found.write_text(html(title, rows, facts), encoding="utf-8")
+    return found
