@@ -44,6 +44,7 @@ def build() -> typer.Typer:
 
     import dash_shampoo
     from dash_shampoo.bench.command import app as bench
+    from dash_shampoo.claim.command import app as claim
     from dash_shampoo.compare.command import command as compare
     from dash_shampoo.plan.command import command as plan
     from dash_shampoo.train.command import command as train
@@ -65,6 +66,7 @@ def build() -> typer.Typer:
     app.add_typer(bench, name="bench")
     app.command("plan")(plan)
     app.command("compare")(compare)
+    app.add_typer(claim, name="claim")
     return app
 
 

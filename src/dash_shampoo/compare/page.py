@@ -59,7 +59,9 @@ def html_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ["---"] * len(headings), *lines))
+    whole = (headings, ["---"] * len(headings), *lines)
+    escaped = ((cell.replace("|", "\\|") for cell in line) for line in whole)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def svg(name: str, draw: Callable[[Any], None]) -> str:

@@ -1,0 +1,113 @@
+"""The sub-commands of `dash-shampoo claim`, one for each claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from dash_shampoo.claim import scaling as scaling_claim
+from dash_shampoo.claim.matrices import synthetic, trained_factors
+from dash_shampoo.claim.report import Report, lines, make_folder, write
+from dash_shampoo.compare.page import machine
+from dash_shampoo.train.errors import InputError
+from dash_shampoo.train.loop import sizes
+from dash_shampoo.train.processes import ALONE, pick_device, set_threads
+from dash_shampoo.train.settings import Settings
+
+app = typer.Typer(help="Tries one claim of the paper (arXiv 2602.02016) on this machine, with a report.")
+
+Size = Annotated[str, typer.Option(help=f"Size of the model: {sizes()}.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps of the training.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds.")]
+Data = Annotated[str | None, typer.Option(help="As for train (Python's standard library).")]
+Config = Annotated[str | None, typer.Option(help="Of a hub data set, such as en.")]
+Tokenizer = Annotated[str, typer.Option(help="As for train.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ... (cuda if there is one).")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (all, or OMP_NUM_THREADS).")]
+Out = Annotated[Path | None, typer.Option(help="Folder of the report (runs/claim/NAME).")]
+Block = Annotated[int, typer.Option(min=1, help="Largest side of a block.")]
+Root = Annotated[int, typer.Option("--root", min=2, help="p of the inverse p-th root.")]
+Damping = Annotated[float, typer.Option(min=1e-6, max=0.5, help="Damping, relative to |A|.")]
+Most = Annotated[int, typer.Option(min=1, help="Factors of a size that are taken, and random matrices of a kind.")]
+
+
+def text_of(data: str | None, config: str | None) -> str | None:
+    """``data`` with the ``config`` of a hub data set, as `load_corpus` takes it.
+
+    Raises:
+        InputError: it is no hub data set.
+    """
+    if config is None:
+        return data
+    if data is None or not data.startswith("hub:"):
+        raise InputError("--config belongs to a hub data set: --data hub:allenai/c4 --config en")
+    return f"{data}:{config}"
+
+
+@app.command("scaling")
+def scaling(
+    size: Size = "tiny",
+    steps: Steps = 30,
+    data: Data = None,
+    config: Config = None,
+    tokenizer: Tokenizer = "bytes",
+    block_size: Block = 1024,
+    root: Root = 4,
+    damping: Damping = 1e-4,
+    most: Most = 32,
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Products that each solver needs, by what scales the matrices."""
+    folder = begin("scaling", out, threads)
+    settings = training(size, steps, text_of(data, config), tokenizer, block_size, device)
+    stacks = trained_factors(settings, most)
+    stacks.update({name: each.to(pick_device(device)) for name, each in synthetic(128, most, seed=1)})
+    end(folder, scaling_claim.report(stacks, root, damping))
+
+
+def begin(name: str, out: Path | None, threads: int | None) -> Path:
+    """The folder of a claim's report, made; sets the threads."""
+    folder = out or Path("runs") / "claim" / name
+    make_folder(folder)
+    set_threads(threads, ALONE)
+    return folder
+
+
+def training(
+    size: str, steps: int, data: str | None, tokenizer: str, block_size: int, device: str | None, seed: int = 1
+) -> Settings:
+    """Settings of a short training with Dash, a tenth of it warm-up."""
+    settings = Settings(
+        model=size,
+        steps=steps,
+        data=data,
+        tokenizer=tokenizer,
+        warmup=max(1, steps // 10),
+        device=device,
+        seed=seed,
+        options={"block_size": block_size},
+    )
+    settings.check()
+    return settings
+
+
+def end(folder: Path, report: Report) -> None:
+    """Writes a report and prints what it found."""
+    console = Console()
+    for table in report.tables:
+        headings, cells = lines(table.rows)
+        shown = RichTable(*headings, title=table.heading, title_justify="left")
+        for each in cells:
+            shown.add_row(*each)
+        console.print(shown)
+    for sentence in report.found:
+        console.print(f"- {sentence}", soft_wrap=True, highlight=False)
+    facts = {**machine(), "threads": str(torch.get_num_threads())}
+    console.print(f"report  {write(folder, report, facts)}", soft_wrap=True)
