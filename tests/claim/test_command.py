@@ -12,7 +12,10 @@ from dash_shampoo.cli import main
 from dash_shampoo.train.errors import InputError
 from dash_shampoo.train.llama import SIZES, LlamaConfig
 
-CLAIMS = {"scaling": "--steps 2 --most 2 --damping 1e-2"}
+CLAIMS = {
+    "scaling": "--steps 2 --most 2 --damping 1e-2",
+    "power-iteration": "--steps 2 --most 2 --trials 4 --matrix 32",
+}
 
 
 @pytest.mark.parametrize("name", CLAIMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -118,18 +119,34 @@ def test_bad_data_is_refused(tmp_path: Path, name: str, content: bytes | None, t
         load_corpus(str(tmp_path / name), tokenizer, 8)
 
 
+def test_a_data_set_of_files_is_read_by_its_configuration(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    header = "---\nconfigs:\n" + "".join(
+        f"- config_name: {name}\n  data_files: {name}/*.json\n" for name in ("en", "de")
+    )
+    (tmp_path / "README.md").write_text(f"{header}---\n")
+    for name, text in (("en", "to be"), ("de", "sein")):
+        (tmp_path / name).mkdir()
+        rows = [json.dumps({"text": text, "url": "none"})] * 2
+        (tmp_path / name / "train.json").write_text("\n".join(rows))
+    assert read_text(f"hub:{tmp_path}:en") == "to be\nto be"
+    assert read_text(f"hub:{tmp_path}:de") == "sein\nsein"
+
+
 def test_a_hub_data_set_is_read_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = types.ModuleType("datasets")
 
-    def load_dataset(name: str, split: str, streaming: bool) -> list[dict[str, str]]:
+    def load_dataset(name: str, config: str | None, split: str, streaming: bool) -> list[dict[str, str]]:
         if name == "nobody/nothing":
             raise FileNotFoundError("no such data set\non the hub")
         assert (split, streaming) == ("train", True)
-        return [{"text": "to be"}, {"text": "or not"}]
+        return [{"text": "to be"}, {"text": config or "or not"}]
 
     hub.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", hub)
     assert read_text("hub:william/plays") == "to be\nor not"
+    assert read_text("hub:william/plays:en") == "to be\nen"
+    assert read_text("hub:C:/plays") == "to be\nor not"
     with pytest.raises(InputError, match=r"'nobody/nothing': no such data set$"):
         read_text("hub:nobody/nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from dash_shampoo.claim import power_iteration as power_iteration_claim
 from dash_shampoo.claim import scaling as scaling_claim
 from dash_shampoo.claim.matrices import synthetic, trained_factors
 from dash_shampoo.claim.report import Report, lines, make_folder, write
@@ -70,6 +71,28 @@ def scaling(
     stacks = trained_factors(settings, most)
     stacks.update({name: each.to(pick_device(device)) for name, each in synthetic(128, most, seed=1)})
     end(folder, scaling_claim.report(stacks, root, damping))
+
+
+@app.command("power-iteration")
+def power_iteration(
+    size: Size = "tiny",
+    steps: Steps = 30,
+    data: Data = None,
+    config: Config = None,
+    tokenizer: Tokenizer = "bytes",
+    block_size: Block = 1024,
+    trials: Annotated[int, typer.Option(min=1, help="Matrices of a kind, or turns of the factors of a size.")] = 512,
+    matrix: Annotated[int, typer.Option(min=2, help="Size of random matrices.")] = 128,
+    most: Most = 32,
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """How often a power iteration is wrong, from one vector and from sixteen, and what a certificate does."""
+    folder = begin("power-iteration", out, threads)
+    settings = training(size, steps, text_of(data, config), tokenizer, block_size, device)
+    stacks = trained_factors(settings, most)
+    end(folder, power_iteration_claim.report(stacks, matrix, trials, pick_device(device)))
 
 
 def begin(name: str, out: Path | None, threads: int | None) -> Path:

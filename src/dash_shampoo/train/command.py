@@ -54,7 +54,7 @@ def command(
     hidden: Hidden = None,
     tied: Tied = None,
     data: Annotated[
-        Text, option(DATA, "Text file, folder, .bin of uint16 tokens or hub:NAME (Python's standard library).")
+        Text, option(DATA, "Text file, folder, .bin of uint16 tokens or hub:NAME[:CONFIG] (Python's standard library).")
     ] = None,
     tokenizer: Annotated[Text, option(DATA, "bytes, chars or a file of the tokenizers package (bytes).")] = None,
     context: Annotated[Whole, option(DATA, "Length of a sequence.")] = None,

@@ -42,8 +42,8 @@ def load_corpus(data: str | None, tokenizer: str, context: int) -> Corpus:
     """Reads and tokenises a text.
 
     Args:
-        data: a text file, a folder of them, a ``.bin`` file of uint16 tokens, "hub:NAME" for a data set of the hub with
-            a "text" column, or ``None`` for the source files of Python's standard library.
+        data: a text file, a folder of them, a ``.bin`` file of uint16 tokens, "hub:NAME" or "hub:NAME:CONFIG" for a
+            data set of the hub with a "text" column, or ``None`` for the source files of Python's standard library.
         tokenizer: "bytes", "chars", or a file of the `tokenizers` package.
         context: length of the sequences that will be drawn.
 
@@ -107,13 +107,17 @@ def standard_library() -> str:
     return "\n".join(texts)[:MOST_CHARACTERS]
 
 
-def _hub_text(name: str) -> str:
+def _hub_text(given: str) -> str:
+    """The text of a data set, or of its configuration NAME:CONFIG, read row by row and no further than needed."""
+    name, _, config = given.rpartition(":")
+    if not name or "/" in config or "\\" in config:  # the colon, if any, is one of a path
+        name, config = given, ""
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise InputError("a hub data set needs the datasets package: pip install 'dash-shampoo[hub]'") from error
     try:
-        rows = load_dataset(name, split="train", streaming=True)
+        rows = load_dataset(name, config or None, split="train", streaming=True)
         texts: list[str] = []
         total = 0
         for row in rows:
@@ -123,7 +127,7 @@ def _hub_text(name: str) -> str:
                 break
     except Exception as error:  # whatever the hub's client raises, the user needs one line of it
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"cannot read the hub data set {name!r}: {reason}") from error
+        raise InputError(f"cannot read the hub data set {given!r}: {reason}") from error
     return "\n".join(texts)
 
 
