@@ -15,6 +15,7 @@ from dash_shampoo.train.llama import SIZES, LlamaConfig
 CLAIMS = {
     "scaling": "--steps 2 --most 2 --damping 1e-2",
     "power-iteration": "--steps 2 --most 2 --trials 4 --matrix 32",
+    "solvers": "--steps 2 --most 2 --repeats 1 --root 2 --damping 1e-2",
 }
 
 

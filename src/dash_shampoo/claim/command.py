@@ -12,10 +12,12 @@ from rich.table import Table as RichTable
 
 from dash_shampoo.claim import power_iteration as power_iteration_claim
 from dash_shampoo.claim import scaling as scaling_claim
+from dash_shampoo.claim import solvers as solvers_claim
 from dash_shampoo.claim.matrices import synthetic, trained_factors
 from dash_shampoo.claim.report import Report, lines, make_folder, write
 from dash_shampoo.compare.page import machine
-from dash_shampoo.train.errors import InputError
+from dash_shampoo.kernels import PRECISIONS
+from dash_shampoo.train.errors import InputError, choose
 from dash_shampoo.train.loop import sizes
 from dash_shampoo.train.processes import ALONE, pick_device, set_threads
 from dash_shampoo.train.settings import Settings
@@ -93,6 +95,33 @@ def power_iteration(
     settings = training(size, steps, text_of(data, config), tokenizer, block_size, device)
     stacks = trained_factors(settings, most)
     end(folder, power_iteration_claim.report(stacks, matrix, trials, pick_device(device)))
+
+
+@app.command("solvers")
+def solvers(
+    size: Size = "tiny",
+    steps: Steps = 30,
+    data: Data = None,
+    config: Config = None,
+    tokenizer: Tokenizer = "bytes",
+    block_size: Block = 1024,
+    root: Annotated[list[int] | None, typer.Option("--root", min=1, help="p; repeatable (4 and 2).")] = None,
+    damping: Annotated[
+        list[float] | None, typer.Option(min=1e-6, max=0.5, help="Relative to |A|; repeatable (1e-3, 1e-4, 1e-6).")
+    ] = None,
+    precision: Annotated[str, typer.Option(help=f"Of the products: {', '.join(PRECISIONS)} or auto.")] = "auto",
+    most: Most = 32,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each solver is timed.")] = 5,
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Error, products and time of every solver on factors of a training."""
+    choose("precision", precision, (*PRECISIONS, "auto"))
+    folder = begin("solvers", out, threads)
+    settings = training(size, steps, text_of(data, config), tokenizer, block_size, device)
+    stacks = trained_factors(settings, most)
+    end(folder, solvers_claim.report(stacks, root or [4, 2], damping or [1e-3, 1e-4, 1e-6], precision, repeats))
 
 
 def begin(name: str, out: Path | None, threads: int | None) -> Path:

@@ -21,7 +21,7 @@ from dash_shampoo.roots.eigh import Eigh
 from dash_shampoo.roots.minimax import Minimax
 from dash_shampoo.roots.newton_db import NewtonDB, NewtonDBPaper
 from dash_shampoo.roots.rule import resolve_precision
-from dash_shampoo.roots.scaling import scale, schatten4
+from dash_shampoo.roots.scaling import VECTORS, scale, schatten4
 from dash_shampoo.roots.solver import Scaled, Solver, Spectrum, add_to_diagonal, identity_like
 
 SOLVERS: dict[str, type[Solver]] = {
@@ -156,7 +156,8 @@ def calls(p: int, *, solver: str | Mapping[str, Any] | Solver = "minimax", dampi
             found.append(Call(rest.get("low", plan.spectrum.low), rest.get("symmetric", False)))
         return matmul(a, b, **rest)
 
-    stack = torch.eye(3, dtype=torch.float64, device="cpu").unsqueeze(0)
+    # Larger than the vectors of a power iteration are many: their products are thin.
+    stack = torch.eye(VECTORS + 1, dtype=torch.float64, device="cpu").unsqueeze(0)
     plan = _plan(p, resolve_solver(solver), damping, 0.0, None, "fp32", stack)
     result = Root(torch.empty_like(stack), stack.new_zeros(1), stack.new_ones(1, dtype=torch.bool))
     with torch.no_grad():
