@@ -15,6 +15,7 @@ from dash_shampoo.train.llama import SIZES, LlamaConfig
 CLAIMS = {
     "scaling": "--steps 2 --most 2 --damping 1e-2",
     "power-iteration": "--steps 2 --most 2 --trials 4 --matrix 32",
+    "step-time": "--repeats 1 --solver minimax --solver eigh --update-every 2",
     "solvers": "--steps 2 --most 2 --repeats 1 --root 2 --damping 1e-2",
 }
 
@@ -24,7 +25,8 @@ def test_a_claim_is_a_command_with_a_report(name: str, tmp_path: Path, monkeypat
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SIZES, "tiny", LlamaConfig(layers=1, width=16, heads=2, hidden=24, context=8))
-    arguments = f"{name} {CLAIMS[name]} --data text.txt --device cpu --threads 1"
+    data = "" if name == "step-time" else "--data text.txt"
+    arguments = f"{name} {CLAIMS[name]} {data} --device cpu --threads 1"
     monkeypatch.setattr(sys, "argv", ["dash-shampoo", "claim", *arguments.split()])
     with pytest.raises(SystemExit) as stopped:
         main()

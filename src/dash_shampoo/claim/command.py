@@ -10,14 +10,18 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from dash_shampoo.bench.roots import SOLVERS
 from dash_shampoo.claim import power_iteration as power_iteration_claim
 from dash_shampoo.claim import scaling as scaling_claim
 from dash_shampoo.claim import solvers as solvers_claim
+from dash_shampoo.claim import step_time as step_time_claim
 from dash_shampoo.claim.matrices import synthetic, trained_factors
 from dash_shampoo.claim.report import Report, lines, make_folder, write
 from dash_shampoo.compare.page import machine
 from dash_shampoo.kernels import PRECISIONS
+from dash_shampoo.train.command import Layers
 from dash_shampoo.train.errors import InputError, choose
+from dash_shampoo.train.llama import config_for
 from dash_shampoo.train.loop import sizes
 from dash_shampoo.train.processes import ALONE, pick_device, set_threads
 from dash_shampoo.train.settings import Settings
@@ -122,6 +126,47 @@ def solvers(
     settings = training(size, steps, text_of(data, config), tokenizer, block_size, device)
     stacks = trained_factors(settings, most)
     end(folder, solvers_claim.report(stacks, root or [4, 2], damping or [1e-3, 1e-4, 1e-6], precision, repeats))
+
+
+@app.command("step-time")
+def step_time(
+    size: Size = "tiny",
+    layers: Layers = None,
+    solver: Annotated[
+        list[str] | None, typer.Option(help=f"Repeatable ({', '.join(step_time_claim.SOLVERS)}).", show_default=False)
+    ] = None,
+    update_every: Annotated[
+        list[int] | None, typer.Option(min=1, help="Steps between renewals of roots; repeatable (1 and 10).")
+    ] = None,
+    block_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Repeatable (the model's width, and half of it).")
+    ] = None,
+    root: Root = 4,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="module:Class,key=value of another package; repeatable (those of a few that are installed)."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Times that each is timed.")] = 3,
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Time of a step by solver, frequency of roots and block size, against one call a block and other packages."""
+    solvers = [choose("solver", name, SOLVERS) for name in solver or step_time_claim.SOLVERS]
+    width = config_for(size).width
+    folder = begin("step-time", out, threads)
+    report = step_time_claim.report(
+        size,
+        layers,
+        solvers,
+        block_size or [width // 2, width],
+        update_every or [1, 10],
+        root,
+        peer or [],
+        repeats,
+        pick_device(device),
+    )
+    end(folder, report)
 
 
 def begin(name: str, out: Path | None, threads: int | None) -> Path:
