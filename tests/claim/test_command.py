@@ -16,6 +16,7 @@ CLAIMS = {
     "scaling": "--steps 2 --most 2 --damping 1e-2",
     "power-iteration": "--steps 2 --most 2 --trials 4 --matrix 32",
     "step-time": "--repeats 1 --solver minimax --solver eigh --update-every 2",
+    "quality": "--steps 2 --seeds 1 --solver eigh",
     "solvers": "--steps 2 --most 2 --repeats 1 --root 2 --damping 1e-2",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.table import Table as RichTable
 
 from dash_shampoo.bench.roots import SOLVERS
 from dash_shampoo.claim import power_iteration as power_iteration_claim
+from dash_shampoo.claim import quality as quality_claim
 from dash_shampoo.claim import scaling as scaling_claim
 from dash_shampoo.claim import solvers as solvers_claim
 from dash_shampoo.claim import step_time as step_time_claim
@@ -24,7 +26,7 @@ from dash_shampoo.train.errors import InputError, choose
 from dash_shampoo.train.llama import config_for
 from dash_shampoo.train.loop import sizes
 from dash_shampoo.train.processes import ALONE, pick_device, set_threads
-from dash_shampoo.train.settings import Settings
+from dash_shampoo.train.settings import LEARNING_RATES, Settings
 
 app = typer.Typer(help="Tries one claim of the paper (arXiv 2602.02016) on this machine, with a report.")
 
@@ -167,6 +169,36 @@ def step_time(
         pick_device(device),
     )
     end(folder, report)
+
+
+@app.command("quality")
+def quality(
+    size: Size = "tiny",
+    steps: Steps = 100,
+    seeds: Seeds = 3,
+    solver: Annotated[
+        list[str] | None, typer.Option(help=f"Repeatable ({', '.join(quality_claim.SOLVERS)}).", show_default=False)
+    ] = None,
+    lr: Annotated[float, typer.Option(min=0, help="Peak learning rate, for all.")] = LEARNING_RATES["dash"],
+    update_every: Annotated[int, typer.Option(min=1, help="Steps between two renewals of the roots.")] = 10,
+    data: Data = None,
+    config: Config = None,
+    tokenizer: Tokenizer = "bytes",
+    block_size: Block = 1024,
+    root: Root = 4,
+    damping: Damping = 1e-4,
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Validation perplexity of each solver against the eigendecomposition, over seeds; goes on where it was cut."""
+    solvers = [choose("solver", name, SOLVERS) for name in solver or quality_claim.SOLVERS]
+    folder = begin("quality", out, threads)
+    common = training(size, steps, text_of(data, config), tokenizer, block_size, device)
+    common = dataclasses.replace(common, threads=torch.get_num_threads())
+    options = {"block_size": block_size, "update_every": update_every, "root": root, "damping": damping}
+    taking_part = quality_claim.contenders(solvers, lr, options)
+    end(folder, quality_claim.report(quality_claim.trained(taking_part, seeds, common, folder), common))
 
 
 def begin(name: str, out: Path | None, threads: int | None) -> Path:

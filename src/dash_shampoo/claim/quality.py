@@ -1,0 +1,126 @@
+"""Claim: a model trains as well with roots by products as with eigendecompositions, and better with Newton-DB."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich.console import Console
+
+from dash_shampoo.claim.report import Picture, Report, Row, Table
+from dash_shampoo.compare.contenders import Contender
+from dash_shampoo.compare.runs import Case, cases, known, run_all
+from dash_shampoo.train.errors import InputError
+from dash_shampoo.train.loop import perplexity
+from dash_shampoo.train.settings import Settings
+
+SOLVERS = ("eigh", "minimax", "newton-db-paper", "coupled-newton-paper", "chebyshev")
+REFERENCE = "eigh"
+LOSSES_OF_A_RUN = 5
+PAPER = "Llama-953M, blocks of 1024: Newton-DB 11.68, eigendecomposition 11.80"
+
+
+def contenders(solvers: Sequence[str], lr: float, options: Mapping[str, Any]) -> list[Contender]:
+    """Dash with each solver, the reference first."""
+    names = dict.fromkeys((REFERENCE, *solvers))
+    return [Contender(name, "dash", (lr,), {**options, "solver": name}) for name in names]
+
+
+def trained(taking_part: Sequence[Contender], seeds: int, common: Settings, folder: Path) -> dict[Case, dict[str, Any]]:
+    """The records of all runs, of which those that are there already are not made again.
+
+    Raises:
+        InputError: a setting or an option cannot be used, or a run failed.
+    """
+    every = max(1, common.steps // LOSSES_OF_A_RUN)
+    planned = list(cases(taking_part, range(1, seeds + 1), common))
+    errors: list[str] = []
+    console = Console()
+
+    def after(case: Case, error: str | None) -> None:
+        console.print(f"{case.contender.label}, seed {case.seed}: {error or 'done'}", highlight=False)
+        if error is not None:
+            errors.append(error)
+
+    run_all(planned, folder, every, 1, after)
+    if errors:
+        raise InputError(errors[0])
+    return known(planned, folder, every)
+
+
+def rows(records: Mapping[Case, Mapping[str, Any]]) -> list[Row]:
+    """A row for each solver: means over seeds, and of the differences to the reference with the same seed."""
+    losses: dict[str, dict[int, float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for case, record in records.items():
+        losses.setdefault(case.contender.label, {})[case.seed] = float(record["loss"])
+        seconds.setdefault(case.contender.label, []).append(record["seconds"])
+    return [_row(name, own, losses[REFERENCE], fmean(seconds[name])) for name, own in losses.items()]
+
+
+def _row(name: str, losses: Mapping[int, float], reference: Mapping[int, float], seconds: float) -> Row:
+    finite = [loss for loss in losses.values() if math.isfinite(loss)]
+    apart = [losses[seed] - reference[seed] for seed in losses if math.isfinite(losses[seed] - reference[seed])]
+    mean = fmean(finite) if finite else None
+    return {
+        "solver": name,
+        "seeds": len(losses),
+        "diverged": len(losses) - len(finite),
+        "loss": mean,
+        "its error": standard_error(finite),
+        "perplexity": None if mean is None else perplexity(mean),
+        "loss over eigh": fmean(apart) if apart else None,
+        "error of that": standard_error(apart),
+        "seconds": seconds,
+    }
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of a mean; ``None`` for fewer than two values."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+def said(row: Row) -> str:
+    """What a row says of the claim, for differences of two standard errors and more."""
+    if row["loss over eigh"] is None:
+        return f"{row['solver']}: diverged."
+    apart, error = row["loss over eigh"], row["error of that"]
+    change = f"perplexity {100 * math.expm1(apart):+.2f} % of eigh's"
+    if error is None:
+        return f"{row['solver']}: {change}; one seed says nothing of chance."
+    verdict = "no difference beyond two standard errors"
+    if abs(apart) > 2 * error:
+        verdict = "better" if apart < 0 else "worse"
+    return f"{row['solver']}: {change}, ± {100 * error:.2f} %: {verdict}."
+
+
+def report(records: Mapping[Case, Mapping[str, Any]], common: Settings) -> Report:
+    """Reports on runs."""
+    summary = rows(records)
+    each = [
+        {"solver": case.contender.label, "seed": case.seed, "step": int(step), "loss": loss}
+        for case, record in records.items()
+        for step, _, loss in record["curve"]
+    ]
+    lines = {
+        f"{case.contender.label}, seed {case.seed}": [
+            (step, loss) for step, _, loss in record["curve"][1:] if math.isfinite(loss)
+        ]
+        for case, record in records.items()
+    }
+    return Report(
+        f"Quality: {common.model}, {common.steps} steps",
+        "Newton-DB reaches a lower validation perplexity than the eigendecomposition, and the other solvers about its own.",
+        [*(said(row) for row in summary if row["solver"] != REFERENCE), f"In the paper, perplexity: {PAPER}."],
+        [Table("Means over seeds", summary), Table("Every loss", each)],
+        [Picture("Validation loss", "steps", "validation loss (nats per token)", lines)],
+        (
+            "Runs of one seed have the same weights to begin with and the same batches: differences are of pairs.",
+            "Few seeds make a standard error that is itself uncertain; differences of two of them come by chance too.",
+            "All solvers have one damping and one learning rate, which was found with minimax and p = 2.",
+            "Seconds are of training alone, evaluation left out, one run after the other.",
+        ),
+    )
