@@ -17,6 +17,7 @@ CLAIMS = {
     "power-iteration": "--steps 2 --most 2 --trials 4 --matrix 32",
     "step-time": "--repeats 1 --solver minimax --solver eigh --update-every 2",
     "quality": "--steps 2 --seeds 1 --solver eigh",
+    "compression": "adamw dash --steps 2 --seeds 1",
     "solvers": "--steps 2 --most 2 --repeats 1 --root 2 --damping 1e-2",
 }
 

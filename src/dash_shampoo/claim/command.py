@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from dash_shampoo.bench.roots import SOLVERS
+from dash_shampoo.claim import compression as compression_claim
+from dash_shampoo.claim import compression_runs
 from dash_shampoo.claim import power_iteration as power_iteration_claim
 from dash_shampoo.claim import quality as quality_claim
 from dash_shampoo.claim import scaling as scaling_claim
@@ -201,6 +203,33 @@ def quality(
     end(folder, quality_claim.report(quality_claim.trained(taking_part, seeds, common, folder), common))
 
 
+@app.command("compression")
+def compression(
+    optimizers: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"As for compare, of one lr each; the first sets the loss ({' '.join(compression_runs.OPTIMIZERS)}).",
+            show_default=False,
+        ),
+    ] = None,
+    size: Size = "tiny",
+    steps: Steps = 200,
+    seeds: Seeds = 3,
+    data: Data = None,
+    config: Config = None,
+    tokenizer: Tokenizer = "bytes",
+    device: Device = None,
+    threads: Threads = None,
+    out: Out = None,
+) -> None:
+    """Outliers, and perplexity after rounding to few bits, at equal loss and steps; goes on where it was cut."""
+    taking_part = compression_runs.contenders(optimizers or compression_runs.OPTIMIZERS)
+    folder = begin("compression", out, threads)
+    common = training(size, steps, text_of(data, config), tokenizer, None, device)
+    records = compression_runs.trained(taking_part, seeds, common, folder, Console())
+    end(folder, compression_claim.report(records, common))
+
+
 def begin(name: str, out: Path | None, threads: int | None) -> Path:
     """The folder of a claim's report, made; sets the threads."""
     folder = out or Path("runs") / "claim" / name
@@ -210,9 +239,9 @@ def begin(name: str, out: Path | None, threads: int | None) -> Path:
 
 
 def training(
-    size: str, steps: int, data: str | None, tokenizer: str, block_size: int, device: str | None, seed: int = 1
+    size: str, steps: int, data: str | None, tokenizer: str, block_size: int | None, device: str | None
 ) -> Settings:
-    """Settings of a short training with Dash, a tenth of it warm-up."""
+    """Settings of a short training with Dash, a tenth of it warm-up; ``None`` leaves blocks to Dash."""
     settings = Settings(
         model=size,
         steps=steps,
@@ -220,8 +249,8 @@ def training(
         tokenizer=tokenizer,
         warmup=max(1, steps // 10),
         device=device,
-        seed=seed,
-        options={"block_size": block_size},
+        seed=1,
+        options={} if block_size is None else {"block_size": block_size},
     )
     settings.check()
     return settings

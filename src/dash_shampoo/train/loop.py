@@ -125,7 +125,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> float:
         """Mean loss on validation batches that are the same at every call."""
-        batches = self._batches(self.validation, self.batches.context, seed=0)
+        batches = self.validation_batches()
         self.model.eval()
         losses: list[Tensor] = []
         for _ in range(self.settings.eval_batches):
@@ -169,6 +169,10 @@ class Trainer:
         own = [each.diagnostics(detail=detail) for each in self.optimizers if isinstance(each, Dash)]
         found = [each for part in self.processes.gather(own) for each in part]
         return {f"dash/{name}": value for name, value in merge(found).items()}
+
+    def validation_batches(self) -> Batches:
+        """Those that every evaluation draws from, from the first on."""
+        return self._batches(self.validation, self.batches.context, seed=0)
 
     def _batches(self, tokens: Any, context: int, seed: int) -> Batches:
         return Batches(tokens, self.settings.batch_size, context, seed, self.processes.rank, self.processes.size)
