@@ -31,11 +31,11 @@ from dash_shampoo.train.optimizers import make_optimizers, make_schedulers
 from dash_shampoo.train.settings import Settings
 
 RESULTS = Path(__file__).parent / "results" / "vision.jsonl"
-STEPS, EVERY = 400, 40
+STEPS, EVERY = 1000, 50
 RATES = {
     "dash": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "look-ahead": (2.5e-3, 5e-3, 1e-2, 2e-2),
-    "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
+    "adamw": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
     "muon": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "heavyball:SOAP": (2.5e-3, 5e-3, 1e-2, 2e-2),
 }
