@@ -6,6 +6,7 @@ import torch
 from hypothesis import settings
 
 from tests.parallel.processes import Processes
+from tests.scripts import Scripts
 
 settings.register_profile("project", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "project"))
@@ -23,3 +24,11 @@ def processes() -> Iterator[Processes]:
     pool = Processes()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def scripts() -> Iterator[Scripts]:
+    """What runs scripts as processes of their own."""
+    runner = Scripts()
+    yield runner
+    runner.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import Scripts
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NEEDS = {
@@ -31,44 +31,42 @@ CASES = [
 ]
 
 
-def run(name: str, processes: int, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(scripts: Scripts, name: str, processes: int, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs an example in ``folder``."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    return subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), EXAMPLES / f"{name}.py", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"},
-        check=False,
-        timeout=240,
-    )
+    imports = [NEEDS[name]] if name in NEEDS else []
+    return scripts.run(EXAMPLES / f"{name}.py", *arguments, folder=folder, processes=processes, imports=imports)
 
 
 @pytest.mark.parametrize(("name", "processes", "arguments"), CASES)
-def test_example_runs_and_its_loss_falls(name: str, processes: int, arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_example_runs_and_its_loss_falls(
+    scripts: Scripts, name: str, processes: int, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     package = NEEDS.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'dash-shampoo[examples]'")
-    done = run(name, processes, *arguments, folder=tmp_path)
+    done = run(scripts, name, processes, *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the part of one process" not in done.stderr
     before, after = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", done.stdout)[-1])
     assert after < 0.9 * before
 
 
-def test_fsdp_with_tensor_parallelism_is_killed_and_resumed_to_the_bit_and_on_other_processes(tmp_path: Path) -> None:
+def test_fsdp_with_tensor_parallelism_is_killed_and_resumed_to_the_bit_and_on_other_processes(
+    scripts: Scripts, tmp_path: Path
+) -> None:
     straight, broken, fewer = (tmp_path / name for name in ("straight", "broken", "fewer"))
-    unbroken = run("fsdp_tp", 4, "--folder", str(straight), folder=tmp_path)
+    unbroken = run(scripts, "fsdp_tp", 4, "--folder", str(straight), folder=tmp_path)
     assert unbroken.returncode == 0, unbroken.stderr
-    killed = run("fsdp_tp", 4, "--folder", str(broken), "--fail-at", "47", folder=tmp_path)
+    killed = run(scripts, "fsdp_tp", 4, "--folder", str(broken), "--fail-at", "47", folder=tmp_path)
     assert killed.returncode != 0
     assert (broken / "done").read_text() == "40"
     shutil.copytree(broken, fewer)
-    resumed = run("fsdp_tp", 4, "--folder", str(broken), folder=tmp_path)
+    resumed = run(scripts, "fsdp_tp", 4, "--folder", str(broken), folder=tmp_path)
     assert "weights" in resumed.stdout, resumed.stderr
     assert resumed.stdout == unbroken.stdout
-    on_two = run("fsdp_tp", 2, "--tensor", "1", "--folder", str(fewer), folder=tmp_path)  # sums in another order
+    on_two = run(
+        scripts, "fsdp_tp", 2, "--tensor", "1", "--folder", str(fewer), folder=tmp_path
+    )  # sums in another order
     losses = [
         tuple(map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", done.stdout)[0])) for done in (unbroken, on_two)
     ]

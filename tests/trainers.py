@@ -118,7 +118,7 @@ def lightning(strategy: str, folder: Path, phase: str) -> str:
         def configure_optimizers(self) -> Dash:
             return Dash(param_groups(self), **OPTIONS)
 
-    size = int(os.environ["WORLD_SIZE"])
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     sharded = ModelParallelStrategy(
         data_parallel_size=size, tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend="gloo"
     )
@@ -145,4 +145,4 @@ if __name__ == "__main__":
     warnings.filterwarnings("error", message="this state dict is the part")
     tool, strategy, folder, phase = sys.argv[1:]
     found = globals()[tool](strategy, Path(folder), phase)
-    print(f"{phase} {os.environ['RANK']} {found}", flush=True)
+    print(f"{phase} {os.environ.get('RANK', '0')} {found}", flush=True)
