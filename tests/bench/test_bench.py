@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dash_shampoo.bench import gpu
+from dash_shampoo.bench import gpu, roots
 from dash_shampoo.bench.roots import directional_error, measure
 from dash_shampoo.bench.step import measure as measure_steps
 from dash_shampoo.bench.timing import interleaved
@@ -41,7 +41,8 @@ def test_the_error_is_the_largest_along_an_eigenvector() -> None:
     assert directional_error(exact, A, 4, 1e-3) == pytest.approx(0.01, rel=1e-6)
 
 
-def test_rows_for_every_safe_case() -> None:
+def test_rows_for_every_safe_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roots, "ENTRIES", 1 << 14)
     rows = list(measure([16], [1e2, 1e5], ["fp32", "fp16"], p=4, repeats=1, device=CPU))
     cases = {(row.solver, row.condition, row.precision) for row in rows}
     assert ("minimax", 1e5, "fp32") in cases

@@ -14,6 +14,7 @@ from torch import Tensor
 from dash_shampoo.bench.timing import interleaved
 from dash_shampoo.roots import Solver, inverse_root, products, resolve_solver
 
+ENTRIES = 1 << 21  # of all matrices of a size
 SOLVERS = (
     "minimax",
     "newton-db",
@@ -78,7 +79,7 @@ def measure(
 ) -> Iterator[Row]:
     """Rows for every size, condition, solver and precision that is safe."""
     for size in sizes:
-        count = max(1, (1 << 21) // size**2)
+        count = max(1, ENTRIES // size**2)
         matrix = decaying_stack(count, size, device)
         for condition in conditions:
             cases = dict(_cases(matrix, p, 1 / condition, precisions))
