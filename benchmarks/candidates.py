@@ -22,13 +22,15 @@ from unittest.mock import patch
 
 import torch
 from choices import BASE, LR, SEEDS, SHORT, done, record, run, texts
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dash_shampoo import factors, shampoo
 from dash_shampoo.kernels import accumulate, bmm
 from dash_shampoo.parallel.pieces import Piece, decay
 from dash_shampoo.roots.solve import Root
 from dash_shampoo.stacks import Part
+from dash_shampoo.train.optimizers import make_optimizers
 from dash_shampoo.train.settings import Settings
 
 RESULTS = Path(__file__).parent / "results" / "candidates.jsonl"
@@ -142,6 +144,25 @@ def cautious(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
+def keep_norms(model: nn.Module, settings: Settings) -> list[Optimizer]:
+    """`optimizers.make_optimizers` whose steps leave each matrix of the blocks with the norm it had first.
+
+    Norm control as in Hyperball (arXiv 2606.16899), without its rule for the length of a step.
+    """
+    found = make_optimizers(model, settings)
+    norms = {
+        each: each.detach().norm() for name, each in model.named_parameters() if "blocks" in name and each.ndim == 2
+    }
+
+    @torch.no_grad()
+    def project(*_: Any) -> None:
+        for weight, norm in norms.items():
+            weight.mul_(norm / weight.norm())
+
+    found[0].register_step_post_hook(project)
+    return found
+
+
 def to_tf32(x: Tensor) -> Tensor:
     """Float32 numbers rounded to the ten bits of mantissa that tensor cores read of them."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -176,6 +197,7 @@ TURNS = Candidate(stages={"renewals.LEAST": 0.0})  # also in small models
 KL = Candidate(stages={"shampoo.update_factors": kl_factors})
 PSEUDO = Candidate(stages={"factors.inverse_root": pseudo_inverse})
 CAUTIOUS = Candidate(stages={"parallel.pieces.decay": cautious})
+NORMS = Candidate(stages={"train.loop.make_optimizers": keep_norms})
 ROWS = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, _: math.sqrt(rows))})
 AREA = Candidate(stages={"shampoo.graft": constant_norm(lambda rows, columns: 0.2 * math.sqrt(rows * columns))})
 
@@ -222,6 +244,7 @@ CANDIDATES = {
     "look-ahead, norm of rows": LOOK_AHEAD + ROWS,
     "constant norm": AREA,
     "pseudo-inverse": PSEUDO,
+    "norms kept": NORMS,
     "look-ahead, pseudo-inverse": LOOK_AHEAD + PSEUDO,
     **{
         f"{name}every {n}": candidate + every(n)
