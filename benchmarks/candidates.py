@@ -296,6 +296,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", default=None, help="a second text beside Python's standard library")
     parser.add_argument("--texts", nargs="+", default=None, help="names of the texts to train on; default: all")
+    parser.add_argument("--model", default="tiny", help="with --tokenizer, for the second text")
+    parser.add_argument("--tokenizer", help="of the second text, in place of characters")
+    parser.add_argument("--context", type=int, help="length of a sequence, in place of the model's")
+    parser.add_argument("--batch-size", type=int, default=Settings.batch_size)
     parser.add_argument("--only", choices=[*CANDIDATES, *RIVALS], nargs="+", default=list(CANDIDATES), metavar="NAME")
     parser.add_argument("--lr", type=float, nargs="+", default=[LR])
     parser.add_argument("--steps", type=int, default=SHORT)
@@ -306,16 +310,27 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     place, places = map(int, arguments.share.split("/"))
     known = done(RESULTS)
-    runs = [
-        (name, text, settings_of(name, lr, arguments.steps, seed, data, tokenizer))
-        for seed in arguments.seeds
-        for lr in arguments.lr
+    sizes = {"model": arguments.model, "context": arguments.context, "batch_size": arguments.batch_size}
+    own_texts = [
+        (
+            data,
+            (data and arguments.tokenizer) or tokenizer,
+            text if arguments.model == "tiny" else f"{text}, {arguments.model}",
+        )
         for data, tokenizer, text in texts(arguments.text)
         if arguments.texts is None or text in arguments.texts
+    ]
+    runs = [
+        (name, text, dataclasses.replace(settings_of(name, lr, arguments.steps, seed, data, tokenizer), **sizes))
+        for seed in arguments.seeds
+        for lr in arguments.lr
+        for data, tokenizer, text in own_texts
         for name in arguments.only
     ]
     for name, text, settings in runs[place - 1 :: places]:
         described = {**dataclasses.asdict(settings), "data": text, "candidate": name}
+        if settings.tokenizer == arguments.tokenizer:
+            described["tokenizer"] = Path(settings.tokenizer).name
         key = json.dumps(described, sort_keys=True)
         if key in known:
             continue

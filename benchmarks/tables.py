@@ -78,13 +78,14 @@ def candidates(data: list[Row], tried: list[Row]) -> None:
     plain = [row for row in data if row["options"] in [{}, *({**BASE, "update_every": n} for n in (1, 10, 50))]]
     plain += [row for row in tried if row["candidate"] == "base" or row["candidate"].startswith("every")]
     base = {place(row): row["loss"] for row in plain}
-    print("| | steps | lr | python | tinyshakespeare |\n|---|---|---|---|---|")
+    where = list(dict.fromkeys([*TEXTS, *(row["text"] for row in tried)]))
+    print(f"| | steps | lr | {' | '.join(where)} |\n|---|---|---|{'---|' * len(where)}")
     chosen: dict[tuple[str, int, float], list[Row]] = defaultdict(list)
     for row in tried:
         if row not in plain:
             chosen[row["candidate"], row["steps"], row["lr"]].append(row)
     for (name, steps, lr), own in sorted(chosen.items()):
-        cells = [difference([row for row in own if row["text"] == text], base) for text in TEXTS]
+        cells = [difference([row for row in own if row["text"] == text], base) for text in where]
         print(f"| {name} | {steps} | {lr:g} | {' | '.join(cells)} |")
 
 

@@ -20,6 +20,9 @@ from dash_shampoo.train.settings import Settings
 SOLVERS = ("eigh", "minimax", "newton-db-paper", "coupled-newton-paper", "chebyshev")
 REFERENCE = "eigh"
 LOSSES_OF_A_RUN = 5
+# Student's t for 95 % by degrees of freedom from 1 on; from 10 on it is about that of many.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+MANY = 2.2
 PAPER = "Llama-953M, blocks of 1024: Newton-DB 11.68, eigendecomposition 11.80"
 
 
@@ -84,15 +87,16 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def said(row: Row) -> str:
-    """What a row says of the claim, for differences of two standard errors and more."""
+    """What a row says of the claim: a difference is one that Student's test has at 95 %, for pairs of one seed."""
     if row["loss over eigh"] is None:
         return f"{row['solver']}: diverged."
     apart, error = row["loss over eigh"], row["error of that"]
     change = f"perplexity {100 * math.expm1(apart):+.2f} % of eigh's"
     if error is None:
         return f"{row['solver']}: {change}; one seed says nothing of chance."
-    verdict = "no difference beyond two standard errors"
-    if abs(apart) > 2 * error:
+    verdict = "no difference beyond chance"
+    pairs = row["seeds"] - row["diverged"]
+    if abs(apart) > (STUDENT[pairs - 2] if pairs - 2 < len(STUDENT) else MANY) * error:
         verdict = "better" if apart < 0 else "worse"
     return f"{row['solver']}: {change}, ± {100 * error:.2f} %: {verdict}."
 
@@ -118,7 +122,8 @@ def report(records: Mapping[Case, Mapping[str, Any]], common: Settings) -> Repor
         [Picture("Validation loss, mean over seeds", "steps", "validation loss (nats per token)", means)],
         (
             "Runs of one seed have the same weights to begin with and the same batches: differences are of pairs.",
-            "Few seeds make a standard error that is itself uncertain; differences of two of them come by chance too.",
+            "A difference is said to be one if Student's test for pairs has it at 95 %; of five such "
+            "reports one or so has a difference that is none.",
             "All solvers have one damping and one learning rate, which was found with minimax and p = 2.",
             "Seconds are of training alone, evaluation left out, one run after the other.",
         ),
