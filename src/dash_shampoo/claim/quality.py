@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from dash_shampoo.claim.report import Picture, Report, Row, Table
@@ -33,7 +34,7 @@ def contenders(solvers: Sequence[str], lr: float, options: Mapping[str, Any]) ->
 
 
 def trained(taking_part: Sequence[Contender], seeds: int, common: Settings, folder: Path) -> dict[Case, dict[str, Any]]:
-    """The records of all runs, of which those that are there already are not made again.
+    """The records of all runs, one on each GPU at a time; those that are there already are not made again.
 
     Raises:
         InputError: a setting or an option cannot be used, or a run failed.
@@ -48,7 +49,7 @@ def trained(taking_part: Sequence[Contender], seeds: int, common: Settings, fold
         if error is not None:
             errors.append(error)
 
-    run_all(planned, folder, every, 1, after)
+    run_all(planned, folder, every, max(1, torch.cuda.device_count()), after)
     if errors:
         raise InputError(errors[0])
     return known(planned, folder, every)
@@ -125,6 +126,6 @@ def report(records: Mapping[Case, Mapping[str, Any]], common: Settings) -> Repor
             "A difference is said to be one if Student's test for pairs has it at 95 %; of five such "
             "reports one or so has a difference that is none.",
             "All solvers have one damping and one learning rate, which was found with minimax and p = 2.",
-            "Seconds are of training alone, evaluation left out, one run after the other.",
+            "Seconds are of training alone, evaluation left out.",
         ),
     )
