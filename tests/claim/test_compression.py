@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from dash_shampoo.claim import compression_runs
-from dash_shampoo.claim.compression import report, rows, said
+from dash_shampoo.claim.compression import costs, report, said, spreads
 from dash_shampoo.claim.compression_runs import ROUNDINGS, SPREADS, contenders, trained
 from dash_shampoo.compare.runs import Case
 from dash_shampoo.train.errors import InputError
@@ -51,10 +51,10 @@ def run(names: str, folder: Path, seeds: int = 1) -> dict[Case, dict[str, Any]]:
 
 def test_moments_of_equal_loss_and_of_equal_steps(falling: list[int], tmp_path: Path) -> None:
     records = run("adamw dash sgd muon", tmp_path)
-    steps = {row["optimizer"]: row["step"] for row in rows("steps", records, ())}
+    steps = {row["optimizer"]: row["step"] for row in spreads("steps", records)}
     assert steps == {"adamw": 80, "dash": 80, "sgd": 80, "muon": None}
     # Twice as fast, Dash has AdamW's last loss after half of its steps; the others never have.
-    assert {row["optimizer"]: row["step"] for row in rows("loss", records, ())} == {
+    assert {row["optimizer"]: row["step"] for row in spreads("loss", records)} == {
         "adamw": 80,
         "dash": 40,
         "sgd": None,
@@ -82,10 +82,22 @@ def test_each_optimizer_has_one_learning_rate() -> None:
         contenders(["adamw,lr=[1e-3,2e-3]"])
 
 
+def test_what_rounding_adds_is_a_mean_over_seeds(falling: list[int], tmp_path: Path) -> None:
+    records = run("adamw dash", tmp_path, seeds=2)
+    *_, last = (record["steps"] for record in records.values())
+    last["int4 weights"] = 1.5
+    found = {(row["optimizer"], row["rounded"]): row for row in costs("steps", records)}
+    own = found["dash", "int4 weights"]
+    assert (own["adds, nats"], own["its error"]) == (1.0, 0.5)
+    assert own["perplexity"] == pytest.approx(math.exp(5 - 0.02 * 80 + 1))
+    assert found["dash", "int8 weights"]["adds, nats"] == 0.5
+
+
 def test_the_report_has_both_moments_of_every_optimizer(falling: list[int], tmp_path: Path) -> None:
     made = report(run("adamw dash", tmp_path, seeds=2), Settings(steps=80))
-    for table in made.tables:
-        assert [(row["optimizer"], row["equal"], row["seeds"]) for row in table.rows] == [
-            (name, moment, 2) for moment in ("loss", "steps") for name in ("adamw", "dash")
-        ]
+    outliers, rounding = made.tables
+    assert [(row["optimizer"], row["equal"], row["seeds"]) for row in outliers.rows] == [
+        (name, moment, 2) for moment in ("loss", "steps") for name in ("adamw", "dash")
+    ]
+    assert len(rounding.rows) == len(ROUNDINGS) * len(outliers.rows)
     assert len(made.found) == 2

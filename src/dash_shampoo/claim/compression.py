@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -23,36 +23,56 @@ def at(moment: str, records: Mapping[Case, Mapping[str, Any]]) -> dict[str, list
     return found
 
 
-def rows(moment: str, records: Mapping[Case, Mapping[str, Any]], names: Sequence[str]) -> Iterator[Row]:
-    """A row for each optimizer: means over seeds, with the standard error of what rounding costs."""
-    for label, own in at(moment, records).items():
-        row: Row = {"optimizer": label, "equal": moment, "seeds": len(own)}
-        for name in ("step", "loss", *names):
-            row[name] = fmean(each[name] for each in own) if own else None
-            if name in ROUNDINGS:
-                row[f"error of {name}"] = standard_error([each[name] for each in own])
-                row[f"perplexity, {name}"] = perplexity(row["loss"] + row[name]) if own else None
-        yield row
+def spreads(moment: str, records: Mapping[Case, Mapping[str, Any]]) -> list[Row]:
+    """A row for each optimizer: how far weights and activations spread, means over seeds."""
+    return [
+        {
+            "optimizer": label,
+            "equal": moment,
+            "seeds": len(own),
+            **{name: fmean(each[name] for each in own) if own else None for name in ("step", "loss", *SPREADS)},
+        }
+        for label, own in at(moment, records).items()
+    ]
+
+
+def costs(moment: str, records: Mapping[Case, Mapping[str, Any]]) -> list[Row]:
+    """A row for each optimizer and rounding: what that adds to the loss, means over seeds and their standard errors."""
+    return [
+        {
+            "optimizer": label,
+            "equal": moment,
+            "rounded": name,
+            "adds, nats": fmean(each[name] for each in own),
+            "its error": standard_error([each[name] for each in own]),
+            "perplexity": perplexity(fmean(each["loss"] + each[name] for each in own)),
+        }
+        for label, own in at(moment, records).items()
+        for name in ROUNDINGS
+        if own
+    ]
 
 
 def said(moment: str, records: Mapping[Case, Mapping[str, Any]]) -> Iterator[str]:
     """What rounding costs each optimizer's models beside the reference's."""
-    first, *others = rows(moment, records, [*SPREADS, *ROUNDINGS])
-    for row in others:
-        if row["loss"] is None:
-            yield f"{row['optimizer']}, equal {moment}: never there."
+    spread = {row["optimizer"]: row for row in spreads(moment, records)}
+    added = {(row["optimizer"], row["rounded"]): _plus_minus(row) for row in costs(moment, records)}
+    first, *others = spread
+    for label in others:
+        if not spread[label]["seeds"]:
+            yield f"{label}, equal {moment}: never there."
             continue
-        costs = ", ".join(f"{name} {_plus_minus(row, name)} for {_plus_minus(first, name)}" for name in ROUNDINGS)
-        outliers = f"{row[SPREADS[3]]:.3g} for {first[SPREADS[3]]:.3g}"
+        words = ", ".join(f"{name} {added[label, name]} for {added[first, name]}" for name in ROUNDINGS)
+        outliers = f"{spread[label][SPREADS[3]]:.3g} for {spread[first][SPREADS[3]]:.3g}"
         yield (
-            f"{row['optimizer']} for {first['optimizer']}, equal {moment}: rounding adds, in nats, {costs}; "
+            f"{label} for {first}, equal {moment}: rounding adds, in nats, {words}; "
             f"the activations' largest outlier is {outliers}."
         )
 
 
-def _plus_minus(row: Row, name: str) -> str:
-    error = row[f"error of {name}"]
-    return f"{row[name]:.4f}" + ("" if error is None else f" ± {error:.4f}")
+def _plus_minus(row: Row) -> str:
+    error = row["its error"]
+    return f"{row['adds, nats']:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
 
 def report(records: Mapping[Case, Mapping[str, Any]], common: Settings) -> Report:
@@ -62,13 +82,14 @@ def report(records: Mapping[Case, Mapping[str, Any]], common: Settings) -> Repor
     for case, record in records.items():
         if case.seed == 1:
             lines[case.contender.label] = [(step, loss) for step, loss in record["curve"][1:] if math.isfinite(loss)]
-    spreads = [row for moment in moments for row in rows(moment, records, SPREADS)]
-    costs = [row for moment in moments for row in rows(moment, records, list(ROUNDINGS))]
     return Report(
         f"Compression: {common.model}, {common.steps} steps",
         "Models that Shampoo trained have fewer outliers than those of AdamW, and lose less by rounding to few bits.",
         [sentence for moment in moments for sentence in said(moment, records)],
-        [Table("Outliers", spreads), Table("What rounding to the nearest adds to the loss, in nats", costs)],
+        [
+            Table("Outliers", [row for moment in moments for row in spreads(moment, records)]),
+            Table("What rounding adds to the loss", [row for moment in moments for row in costs(moment, records)]),
+        ],
         [Picture("Validation loss, seed 1", "steps", "validation loss (nats per token)", lines)],
         (
             "Kurtosis is the median over linear layers, above a normal distribution's; an outlier is the largest "
