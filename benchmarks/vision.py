@@ -35,7 +35,7 @@ STEPS, EVERY = 1000, 50
 RATES = {
     "dash": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "look-ahead": (2.5e-3, 5e-3, 1e-2, 2e-2),
-    "adamw": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
+    "adamw": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
     "muon": (2.5e-3, 5e-3, 1e-2, 2e-2),
     "heavyball:SOAP": (2.5e-3, 5e-3, 1e-2, 2e-2),
 }
